@@ -1,0 +1,72 @@
+"""skiplock: background jobs for Python on PostgreSQL.
+
+    from skiplock import Skiplock
+
+    app = Skiplock()
+
+    @app.task(queue="mail", max_attempts=5, timeout=30)
+    async def send_welcome(to: str, name: str) -> None: ...
+
+    send_welcome.enqueue(to="ann@example.org", name="Ann")
+"""
+
+from skiplock._version import __version__
+from skiplock.app import Skiplock
+from skiplock.core.errors import (
+    ArgumentError,
+    BlockingCallError,
+    ConfigurationError,
+    DatabaseUnavailableError,
+    JobLostError,
+    JobNotFoundError,
+    JobStateError,
+    LeaseLostError,
+    OptionError,
+    PayloadTooLargeError,
+    SchemaError,
+    SkiplockError,
+    TaskDefinitionError,
+    UnknownTaskError,
+    UnsupportedConnectionError,
+)
+from skiplock.core.job import AttemptRecord, Job, JobRecord, JobState, NewJob
+from skiplock.core.outcome import Cancel, Dead, Retry, Snooze
+from skiplock.core.retry import Backoff
+from skiplock.handle import JobHandle
+from skiplock.task import Task
+from skiplock.work.context import JobContext
+from skiplock.work.resources import Resource
+
+__all__ = [
+    "ArgumentError",
+    "AttemptRecord",
+    "Backoff",
+    "BlockingCallError",
+    "Cancel",
+    "ConfigurationError",
+    "DatabaseUnavailableError",
+    "Dead",
+    "Job",
+    "JobContext",
+    "JobHandle",
+    "JobLostError",
+    "JobNotFoundError",
+    "JobRecord",
+    "JobState",
+    "JobStateError",
+    "LeaseLostError",
+    "NewJob",
+    "OptionError",
+    "PayloadTooLargeError",
+    "Resource",
+    "Retry",
+    "SchemaError",
+    "Skiplock",
+    "SkiplockError",
+    "Snooze",
+    "Task",
+    "TaskDefinitionError",
+    "UnknownTaskError",
+    "UnsupportedConnectionError",
+    "__version__",
+]

@@ -1,0 +1,308 @@
+"""The app: a registry of tasks, and the way into the database."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from skiplock.client import AsyncFace
+from skiplock.core.codec import ArgsCodec, check_name
+from skiplock.core.errors import OptionError, TaskDefinitionError, UnknownTaskError
+from skiplock.core.events import Events, Subscriber
+from skiplock.core.job import JobRecord, NewJob
+from skiplock.core.outcome import Duration
+from skiplock.core.retry import DEFAULT_BACKOFF, Backoff, RetryMap, RetryRule
+from skiplock.core.settings import Settings, resolve_dsn
+from skiplock.core.task import EVENT_LOOP, THREAD, TaskSpec
+from skiplock.desk.find import get_call
+from skiplock.handle import JobHandle
+from skiplock.produce.enqueue import enqueue_call
+from skiplock.store.call import Call
+from skiplock.store.schema import check_schema
+from skiplock.sync import SyncFace
+from skiplock.task import Task, check_max_attempts, check_priority, check_tags, check_timeout
+from skiplock.work.context import JobContext
+from skiplock.work.resources import resources_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+ENQUEUE_CHUNK = 5000  # jobs in one statement of enqueue_many without a connection; larger ones gain nothing
+HOOKS = ("attempt_started", "attempt_ended", "job_dead")
+
+
+class TaskDecorator(Protocol):
+    """What `@app.task(…)` returns."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[JobContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class Skiplock:
+    """Tasks and the database their jobs live in. Connects at first use.
+
+        app = Skiplock()    # explicit DSN → SKIPLOCK_DATABASE_URL → DATABASE_URL
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        schema: str | None = None,
+        max_args_bytes: int = 1_048_576,
+        max_result_bytes: int = 1_048_576,
+        pool_size: int = 10,
+        middleware: Sequence[Callable[..., Any]] = (),
+    ) -> None:
+        name = check_schema(schema or os.environ.get("SKIPLOCK_SCHEMA") or "skiplock")
+        self.settings = Settings(dsn, name, max_args_bytes, max_result_bytes, pool_size)
+        self.events = Events()
+        self.middleware = tuple(middleware)
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self._faces: tuple[SyncFace, AsyncFace] | None = None
+
+    # -- declaring tasks -------------------------------------------------------------------------------------------
+
+    @overload
+    def task(self, function: Callable[Concatenate[JobContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        max_attempts: int = 10,
+        timeout: Duration | None = None,
+        backoff: Backoff | None = DEFAULT_BACKOFF,
+        retry_on: Mapping[type[BaseException], Backoff | None] | None = None,
+        executor: str | None = None,
+        middleware: Sequence[Callable[..., Any]] = (),
+        hooks: Mapping[str, Callable[..., Any]] | None = None,
+        tags: Sequence[str] = (),
+    ) -> TaskDecorator: ...
+    def task(self, function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
+        """Register a function as a task: ``@app.task`` or ``@app.task(queue="mail", timeout=30)``.
+
+        An `async def` runs on the worker's event loop, a `def` in a thread. `name` defaults to `module.function`;
+        give one if the module may be imported by different paths. `backoff=None`: never retried. `retry_on` overrides
+        it by exception class, nearest class first. `hooks`: functions by moment (attempt_started, attempt_ended,
+        job_dead). Raises TaskDefinitionError or OptionError.
+        """
+        if function is None:
+            return lambda f: self._register(f, **settings)
+        return self._register(function, **settings)
+
+    def _register(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        max_attempts: int = 10,
+        timeout: Duration | None = None,
+        backoff: RetryRule = DEFAULT_BACKOFF,
+        retry_on: RetryMap | None = None,
+        executor: str | None = None,
+        middleware: Sequence[Callable[..., Any]] = (),
+        hooks: Mapping[str, Callable[..., Any]] | None = None,
+        tags: Sequence[str] = (),
+    ) -> Task[..., Any]:
+        if isinstance(function, Task) or not callable(function):
+            raise TaskDefinitionError(f"{function!r}: decorate a plain function")
+        name = check_name(name or _default_name(function), "task name")
+        if name in self.tasks:
+            raise TaskDefinitionError(f"task {name!r} is registered twice; give one of them another name=")
+        wants_context = _wants_context(function)
+        resources = resources_of(function, name)
+        first = {next(iter(inspect.signature(function).parameters))} if wants_context else set()
+        spec = TaskSpec(
+            name=name,
+            function=function,
+            codec=ArgsCodec.of(function, task=name, skip=frozenset(first | set(resources))),
+            executor=_executor(function, executor, name),
+            queue=check_name(queue, "queue"),
+            priority=check_priority(priority),
+            max_attempts=check_max_attempts(max_attempts),
+            timeout=None if timeout is None else check_timeout(timeout),
+            backoff=backoff,
+            retry_on=dict(retry_on) if retry_on else None,
+            wants_context=wants_context,
+            resources=resources,
+            middleware=(*self.middleware, *middleware),
+            hooks=_hooks(hooks, name),
+            tags=check_tags(list(tags)),
+        )
+        task: Task[..., Any] = Task(self, spec)
+        self.tasks[name] = task
+        return task
+
+    def on(self, moment: str, hook: Subscriber | None = None) -> Any:
+        """Call `hook(event)` at a moment of every job: attempt_started, attempt_ended or job_dead (or any event).
+
+        Usable as decorator. A hook that raises is reported and changes nothing.
+        """
+        if hook is None:
+            return lambda f: self.on(moment, f)
+        self.events.subscribe(hook, moment)
+        return hook
+
+    def find_task(self, name: str) -> Task[..., Any]:
+        """The task of that name. Raises UnknownTaskError naming the ones there are."""
+        try:
+            return self.tasks[name]
+        except KeyError:
+            known = ", ".join(sorted(self.tasks)) or "none"
+            raise UnknownTaskError(f"task {name!r} is not registered; known: {known}") from None
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def enqueue_many(self, jobs: Iterable[NewJob], *, connection: object = None) -> list[JobHandle]:
+        """Store jobs made with `task.job(…)`; handles in the same order.
+
+        With `connection`: in its transaction. Without: chunks of 5,000, each all or nothing, so that a huge list does
+        not become one huge transaction; give a connection if all must be one.
+        """
+        ids: list[int] = []
+        for chunk in _chunks(jobs):
+            call = enqueue_call(chunk, self.schema)
+            ids += self._sync.run(call, connection, verb="enqueue", instead="….aenqueue(…)")
+        return [JobHandle(self, job_id) for job_id in ids]
+
+    async def aenqueue_many(self, jobs: Iterable[NewJob], *, connection: object = None) -> list[JobHandle]:
+        """The async twin of `enqueue_many`."""
+        ids: list[int] = []
+        for chunk in _chunks(jobs):
+            ids += await self._async.run(enqueue_call(chunk, self.schema), connection)
+        return [JobHandle(self, job_id) for job_id in ids]
+
+    def get(self, job_id: int) -> JobRecord:
+        """A job as it is now, with its failed attempts. Raises JobNotFoundError."""
+        return self.run(get_call(job_id, self.schema))
+
+    async def aget(self, job_id: int) -> JobRecord:
+        """The async twin of `get`."""
+        return await self.arun(get_call(job_id, self.schema))
+
+    def job(self, job_id: int) -> JobHandle:
+        """The handle of a job known by its id; asks nothing of the database."""
+        return JobHandle(self, job_id)
+
+    # -- the database ----------------------------------------------------------------------------------------------
+
+    @property
+    def schema(self) -> str:
+        """The PostgreSQL schema of skiplock's tables."""
+        return self.settings.schema
+
+    @property
+    def dsn(self) -> str:
+        """The DSN in force. Raises ConfigurationError if there is none."""
+        return resolve_dsn(self.settings.dsn)
+
+    def run(self, call: Call[T]) -> T:
+        """Run any call of the rooms in a transaction of its own, sync."""
+        return self._sync.run(call)
+
+    async def arun(self, call: Call[T]) -> T:
+        """Run any call of the rooms in a transaction of its own, async."""
+        return await self._async.run(call)
+
+    @property
+    def _sync(self) -> SyncFace:
+        return self.faces[0]
+
+    @property
+    def _async(self) -> AsyncFace:
+        return self.faces[1]
+
+    @property
+    def faces(self) -> tuple[SyncFace, AsyncFace]:
+        """The sync and the async way to the database."""
+        if self._faces is None:
+            dsn, size = self.dsn, self.settings.pool_size
+            self._faces = (SyncFace(dsn, size), AsyncFace(dsn, size))
+        return self._faces
+
+    def close(self) -> None:
+        """Close the sync pool. The app stays usable."""
+        if self._faces is not None:
+            self._faces[0].close()
+
+    async def aclose(self) -> None:
+        """Close the running loop's pool and the sync one."""
+        if self._faces is not None:
+            await self._faces[1].close()
+            self._faces[0].close()
+
+    async def __aenter__(self) -> Skiplock:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __enter__(self) -> Skiplock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _chunks(jobs: Iterable[NewJob]) -> Iterable[list[NewJob]]:
+    chunk: list[NewJob] = []
+    for nth, job in enumerate(jobs, 1):
+        if not isinstance(job, NewJob):
+            raise OptionError(f"enqueue_many: item {nth} is {job!r}; make jobs with task.job(…)")
+        chunk.append(job)
+        if len(chunk) == ENQUEUE_CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _default_name(function: Callable[..., Any]) -> str:
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not qualname or "<lambda>" in qualname:
+        raise TaskDefinitionError(f"{function!r} has no name of its own; give name=")
+    if module == "__main__":
+        # A worker imports the module by its real name and would know the task by that one.
+        raise TaskDefinitionError(
+            f"task {qualname!r} is defined in the module run as __main__, whose name a worker cannot know; "
+            "move it to a module of its own or give name="
+        )
+    return f"{module}.{qualname.replace('<locals>.', '')}"
+
+
+def _wants_context(function: Callable[..., Any]) -> bool:
+    parameters = list(inspect.signature(function).parameters.values())
+    annotated = [p.name for p in parameters if p.annotation is JobContext or str(p.annotation).endswith("JobContext")]
+    if annotated and annotated[0] != parameters[0].name:
+        raise TaskDefinitionError(f"parameter {annotated[0]!r}: the JobContext must be the first parameter")
+    return bool(annotated)
+
+
+def _executor(function: Callable[..., Any], executor: str | None, name: str) -> str:
+    is_async = inspect.iscoroutinefunction(function)
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise TaskDefinitionError(f"task {name!r} is a generator function; use a plain `def` or `async def`")
+    found = executor or (EVENT_LOOP if is_async else THREAD)
+    if found not in (EVENT_LOOP, THREAD) or (found == EVENT_LOOP) != is_async:
+        raise TaskDefinitionError(
+            f'task {name!r}: executor={executor!r} does not fit; "{EVENT_LOOP}" is for `async def`, "{THREAD}" for `def`'
+        )
+    return found
+
+
+def _hooks(hooks: Mapping[str, Callable[..., Any]] | None, name: str) -> dict[str, tuple[Callable[..., Any], ...]]:
+    for moment in hooks or {}:
+        if moment not in HOOKS:
+            raise TaskDefinitionError(f"task {name!r}: hook {moment!r} is unknown; use {', '.join(HOOKS)}")
+    return {moment: (hook,) for moment, hook in (hooks or {}).items()}

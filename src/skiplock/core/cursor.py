@@ -1,0 +1,74 @@
+"""The claim cursor: where in each lane to go on, and how often to look from the left end.
+
+Dead index entries at the left end of the ready index are what kills queues while someone's old snapshot pins them: a
+claim walks over every job ever claimed. So a claimer seeks past the last position it saw in each (queue, priority) lane.
+That is no lower bound (late commits, rows that were locked, released jobs, new lanes), so a claim without cursor must
+still run. It may use `SHARE` of the time: while it is cheap it runs practically always, and nobody can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+SHARE = 0.05  # of the time, for claims without cursor, beyond what a claim with cursor costs
+FORGET_AFTER = 30.0  # seconds without a job: a lane is dropped, the claim without cursor will find it again
+MAX_LANES = 200
+
+
+@dataclass(slots=True)
+class Lane:
+    """One (queue, priority) line: the last position seen in it, and when."""
+
+    position: int
+    seen_at: float
+
+
+@dataclass(slots=True)
+class ClaimCursor:
+    """Times are seconds of any monotonic clock, given by the caller."""
+
+    lanes: dict[tuple[str, int], Lane] = field(default_factory=dict)
+    next_full: float = 0.0
+    usual: float = 0.0  # what a claim with cursor takes, smoothed
+
+    def use_full(self, now: float) -> bool:
+        """Whether the next claim should search from the left end."""
+        return not self.lanes or now >= self.next_full
+
+    def spent(self, full: bool, seconds: float, now: float) -> None:
+        """A claim took that long. The price of a full one decides when the next may run."""
+        if not full:
+            self.usual = seconds if self.usual == 0 else 0.8 * self.usual + 0.2 * seconds
+            return
+        if self.usual == 0:
+            # Nothing to compare with yet: let one claim with cursor run soon and show the difference.
+            self.next_full = now + min(seconds, 0.05)
+            return
+        excess = max(0.0, seconds - self.usual * 1.5 - 0.0005)
+        self.next_full = now + excess / SHARE
+
+    def saw(self, jobs: Iterable[tuple[str, int, int]], now: float) -> None:
+        """(queue, priority, position) of what a claim returned."""
+        lanes = self.lanes
+        for queue, priority, position in jobs:
+            lane = lanes.get((queue, priority))
+            if lane is None:
+                if len(lanes) < MAX_LANES:
+                    lanes[queue, priority] = Lane(position, now)
+            elif position > lane.position:
+                lane.position, lane.seen_at = position, now
+            else:
+                lane.seen_at = now
+
+    def plan(self, now: float) -> list[tuple[str, int, int]]:
+        """The lanes to search, best priority first within a queue."""
+        for key in [k for k, lane in self.lanes.items() if now - lane.seen_at > FORGET_AFTER]:
+            del self.lanes[key]
+        return sorted(((q, p, lane.position) for (q, p), lane in self.lanes.items()), key=lambda e: (e[0], -e[1]))
+
+    def reset(self) -> None:
+        """Start afresh: the server may have changed (failover), positions with it."""
+        self.lanes.clear()
+        self.next_full = 0.0
+        self.usual = 0.0

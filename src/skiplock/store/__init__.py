@@ -1,0 +1,1 @@
+"""Cellar: the only floor that talks to PostgreSQL."""

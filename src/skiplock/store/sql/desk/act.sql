@@ -1,0 +1,133 @@
+-- Acts of people on one job. Each answers what it did; a job in a state that does not allow the act is left alone and its
+-- state is returned as `was`. `done` false and `was` NULL: no such job.
+
+-- Retry: dead and cancelled jobs get a new life with all their attempts; a retryable or scheduled one runs now.
+CREATE OR REPLACE FUNCTION skiplock.retry(id bigint) RETURNS TABLE (done boolean, was text)
+LANGUAGE plpgsql
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_job skiplock.jobs;
+    v_fresh boolean := true;
+BEGIN
+    DELETE FROM skiplock.jobs_dead j WHERE j.id = $1 RETURNING * INTO v_job;
+    IF v_job.id IS NULL THEN
+        DELETE FROM skiplock.jobs_finished j WHERE j.id = $1 AND j.state = 'cancelled' RETURNING * INTO v_job;
+    END IF;
+    IF v_job.id IS NULL THEN
+        DELETE FROM skiplock.jobs_waiting j WHERE j.id = $1 AND j.state <> 'blocked' RETURNING * INTO v_job;
+        v_fresh := false;
+    END IF;
+    IF v_job.id IS NULL THEN
+        done := false;
+        was := (SELECT f.state FROM skiplock.find(ARRAY[$1]) f);
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    -- The attempts made so far stay on record; max_attempts grows, so that their numbers go on and stay unique.
+    INSERT INTO skiplock.jobs_ready
+        (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args, tags,
+         meta, options, error)
+    VALUES (v_job.id, nextval('skiplock.job_numbers'), v_job.lease, v_job.enqueued_at, skiplock.now(), v_job.attempt,
+            CASE WHEN v_fresh THEN v_job.attempt + greatest(v_job.max_attempts - v_job.attempt, 1) ELSE v_job.max_attempts END,
+            v_job.priority, 0, 'ready', v_job.queue, v_job.task, v_job.args, v_job.tags, v_job.meta, v_job.options, v_job.error);
+    PERFORM skiplock._ring(ARRAY[v_job.queue]);
+    done := true;
+    was := v_job.state;
+    RETURN NEXT;
+END $$;
+
+-- Cancel: a job that waits is cancelled at once; a running one is asked to stop (its worker hears of it by NOTIFY or at
+-- its next beat). Cancelling a cancelled job is no error.
+CREATE OR REPLACE FUNCTION skiplock.cancel(id bigint) RETURNS TABLE (done boolean, was text)
+LANGUAGE plpgsql
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_job skiplock.jobs;
+    v_worker bigint;
+BEGIN
+    -- A job may move to another stage between two of these looks; then look again.
+    FOR v_try IN 1..5 LOOP
+        DELETE FROM skiplock.jobs_waiting j WHERE j.id = $1 RETURNING * INTO v_job;
+        IF v_job.id IS NULL THEN
+            DELETE FROM skiplock.jobs_ready j
+            WHERE j.ctid = ANY (ARRAY(SELECT p.place FROM skiplock._ready_places(ARRAY[$1]) p)) AND j.id = $1 RETURNING * INTO v_job;
+        END IF;
+        IF v_job.id IS NOT NULL THEN
+            was := v_job.state;
+            PERFORM skiplock._cancelled(v_job);
+            done := true;
+            EXIT;
+        END IF;
+        SELECT r.worker INTO v_worker FROM skiplock.jobs_running r WHERE r.id = $1 FOR UPDATE;
+        IF FOUND THEN
+            INSERT INTO skiplock.cancellations (job_id, worker, requested_at) VALUES ($1, v_worker, skiplock.now())
+            ON CONFLICT (job_id) DO UPDATE SET worker = excluded.worker;
+            PERFORM pg_notify('skiplock.cancel', v_worker::text);
+            done := true;
+            was := 'running';
+            EXIT;
+        END IF;
+        was := (SELECT f.state FROM skiplock.find(ARRAY[$1]) f);
+        done := coalesce(was = 'cancelled', false);
+        EXIT WHEN was IS NULL OR was IN ('completed', 'cancelled', 'dead');
+    END LOOP;
+    RETURN NEXT;
+END $$;
+
+-- The other door into a final state: a job cancelled before it ran.
+CREATE OR REPLACE FUNCTION skiplock._cancelled(job skiplock.jobs) RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    INSERT INTO skiplock.jobs_finished
+        (id, position, lease, worker, enqueued_at, run_at, finished_at, attempt, max_attempts, priority, losses, state, queue,
+         task, args, tags, meta, options, error)
+    VALUES (job.id, job.position, job.lease, job.worker, job.enqueued_at, job.run_at, skiplock.now(), job.attempt,
+            job.max_attempts, job.priority, job.losses, 'cancelled', job.queue, job.task, job.args, job.tags, job.meta,
+            job.options, job.error);
+END $$;
+
+-- Delete: for good, with its attempts and steps. Not while it runs: cancel it first.
+CREATE OR REPLACE FUNCTION skiplock.delete(id bigint) RETURNS TABLE (done boolean, was text)
+LANGUAGE plpgsql
+AS $$
+#variable_conflict use_column
+BEGIN
+    DELETE FROM skiplock.jobs_waiting j WHERE j.id = $1 RETURNING j.state INTO was;
+    IF was IS NULL THEN
+        DELETE FROM skiplock.jobs_ready j
+        WHERE j.ctid = ANY (ARRAY(SELECT p.place FROM skiplock._ready_places(ARRAY[$1]) p)) AND j.id = $1 RETURNING j.state INTO was;
+    END IF;
+    IF was IS NULL THEN
+        DELETE FROM skiplock.jobs_dead j WHERE j.id = $1 RETURNING j.state INTO was;
+    END IF;
+    IF was IS NULL THEN
+        DELETE FROM skiplock.jobs_finished j WHERE j.id = $1 RETURNING j.state INTO was;
+    END IF;
+    done := was IS NOT NULL;
+    IF done THEN
+        DELETE FROM skiplock.attempts a WHERE a.job_id = $1;
+        DELETE FROM skiplock.steps s WHERE s.job_id = $1;
+    ELSE
+        was := (SELECT r.state FROM skiplock.jobs_running r WHERE r.id = $1);
+    END IF;
+    RETURN NEXT;
+END $$;
+
+-- Pause and resume a queue, for all workers and over restarts. Running jobs go on.
+CREATE OR REPLACE FUNCTION skiplock.pause(queue text) RETURNS void
+LANGUAGE sql
+AS $$
+    INSERT INTO skiplock.queues AS q (name, paused_at) VALUES (queue, skiplock.now())
+    ON CONFLICT (name) DO UPDATE SET paused_at = coalesce(q.paused_at, excluded.paused_at)
+$$;
+
+CREATE OR REPLACE FUNCTION skiplock.resume(queue text) RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    UPDATE skiplock.queues q SET paused_at = NULL WHERE q.name = $1;
+    PERFORM skiplock._ring(ARRAY[$1]);
+END $$;

@@ -1,0 +1,54 @@
+CREATE OR REPLACE FUNCTION skiplock._ready_queues() RETURNS TABLE (queue text)
+LANGUAGE sql STABLE
+SET enable_seqscan = off
+AS $$
+    WITH RECURSIVE q AS (
+        (SELECT r.queue FROM skiplock.jobs_ready r WHERE r.losses = 0 ORDER BY r.queue LIMIT 1)
+        UNION ALL
+        SELECT (SELECT r.queue FROM skiplock.jobs_ready r WHERE r.losses = 0 AND r.queue > q.queue ORDER BY r.queue LIMIT 1)
+        FROM q WHERE q.queue IS NOT NULL
+    )
+    SELECT q.queue FROM q WHERE q.queue IS NOT NULL
+$$;
+
+CREATE OR REPLACE FUNCTION skiplock._lanes() RETURNS TABLE (queue text, priority smallint)
+LANGUAGE sql STABLE
+SET enable_seqscan = off
+AS $$
+    WITH RECURSIVE line AS (
+        SELECT q.queue, (SELECT r.priority FROM skiplock.jobs_ready r WHERE r.queue = q.queue AND r.losses = 0
+                         ORDER BY r.priority DESC LIMIT 1) AS priority
+        FROM skiplock._ready_queues() q
+        UNION ALL
+        SELECT l.queue, (SELECT r.priority FROM skiplock.jobs_ready r
+                         WHERE r.queue = l.queue AND r.losses = 0 AND r.priority < l.priority
+                         ORDER BY r.priority DESC LIMIT 1)
+        FROM line l WHERE l.priority IS NOT NULL
+    )
+    SELECT l.queue, l.priority FROM line l WHERE l.priority IS NOT NULL
+$$;
+
+-- Where a ready job lies. A job that went straight to ready has position = id, so one probe per (queue, priority) lane
+-- finds it; one that came back is in the index of moved jobs. Lanes are enumerated by skipping through the index.
+CREATE OR REPLACE FUNCTION skiplock._ready_places(ids bigint[]) RETURNS TABLE (place tid)
+LANGUAGE sql STABLE
+SET enable_seqscan = off
+AS $$
+    SELECT r.ctid FROM skiplock.jobs_ready r WHERE r.id = ANY (ids) AND r.position <> r.id
+    UNION ALL
+    SELECT r.ctid FROM skiplock._lanes() l
+    JOIN skiplock.jobs_ready r ON r.queue = l.queue AND r.priority = l.priority AND r.losses = 0 AND r.position = ANY (ids)
+    WHERE r.id = r.position
+$$;
+
+-- One job by id, in whatever state, as a row of jobs.
+CREATE OR REPLACE FUNCTION skiplock.find(ids bigint[]) RETURNS SETOF skiplock.jobs
+LANGUAGE sql STABLE
+SET enable_seqscan = off
+AS $$
+    SELECT * FROM skiplock.jobs_ready r WHERE r.ctid = ANY (ARRAY(SELECT p.place FROM skiplock._ready_places(ids) p))
+    UNION ALL SELECT * FROM skiplock.jobs_waiting w WHERE w.id = ANY (ids)
+    UNION ALL SELECT * FROM skiplock.jobs_running r WHERE r.id = ANY (ids)
+    UNION ALL SELECT * FROM skiplock.jobs_dead d WHERE d.id = ANY (ids)
+    UNION ALL SELECT * FROM skiplock.jobs_finished f WHERE f.id = ANY (ids)
+$$;

@@ -1,0 +1,119 @@
+-- Enqueue many jobs, all or none; returns their ids in the order given. Arrays of one length; an array may be NULL for
+-- "all default". `delays` are seconds from now, `run_ats` points in time; with neither a job is ready at once.
+-- Each element of `tags` is an array literal.
+CREATE OR REPLACE FUNCTION skiplock.enqueue_many(
+    tasks        text[],
+    args         json[],
+    queues       text[],
+    priorities   integer[]     DEFAULT NULL,
+    delays       float8[]      DEFAULT NULL,
+    run_ats      timestamptz[] DEFAULT NULL,
+    max_attempts integer[]     DEFAULT NULL,
+    tags         text[]        DEFAULT NULL,
+    metas        json[]        DEFAULT NULL,
+    options      json[]        DEFAULT NULL
+) RETURNS SETOF bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := skiplock.now();
+    v_due timestamptz;
+BEGIN
+    PERFORM skiplock._check_new_jobs($1, $2, $3, $4, $5, $6, $7);
+    IF $5 IS NULL AND $6 IS NULL THEN
+        RETURN QUERY
+        INSERT INTO skiplock.jobs_ready AS j
+            (id, position, enqueued_at, max_attempts, priority, state, queue, task, args, tags, meta, options)
+        SELECT n.id, n.id, v_now, coalesce(n.max_attempts, 10), coalesce(n.priority, 0), 'ready',
+               n.queue, n.task, n.args, n.tags::text[], n.meta, n.options
+        FROM (SELECT nextval('skiplock.job_numbers') AS id, u.*
+              FROM unnest($1, $2, $3, $4, $7, $8, $9, $10)
+                   AS u (task, args, queue, priority, max_attempts, tags, meta, options)) n
+        RETURNING j.id;
+    ELSE
+        RETURN QUERY
+        WITH n AS MATERIALIZED (
+            SELECT nextval('skiplock.job_numbers') AS id, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) AS due, u.*
+            FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) WITH ORDINALITY
+                 AS u (task, args, queue, priority, delay, run_at, max_attempts, tags, meta, options, nth)
+        ), ready AS (
+            INSERT INTO skiplock.jobs_ready
+                (id, position, enqueued_at, run_at, max_attempts, priority, state, queue, task, args, tags, meta, options)
+            SELECT n.id, n.id, v_now, n.due, coalesce(n.max_attempts, 10), coalesce(n.priority, 0), 'ready',
+                   n.queue, n.task, n.args, n.tags::text[], n.meta, n.options
+            FROM n WHERE n.due <= v_now OR n.due IS NULL
+        ), waiting AS (
+            INSERT INTO skiplock.jobs_waiting
+                (id, enqueued_at, run_at, max_attempts, priority, state, queue, task, args, tags, meta, options)
+            SELECT n.id, v_now, n.due, coalesce(n.max_attempts, 10), coalesce(n.priority, 0), 'scheduled',
+                   n.queue, n.task, n.args, n.tags::text[], n.meta, n.options
+            FROM n WHERE n.due > v_now
+        )
+        SELECT n.id FROM n ORDER BY n.nth;
+        SELECT min(coalesce(u.run_at, v_now + make_interval(secs => u.delay))) INTO v_due
+        FROM unnest($5, $6) AS u (delay, run_at)
+        WHERE coalesce(u.run_at, v_now + make_interval(secs => u.delay)) > v_now;
+        IF v_due IS NOT NULL THEN
+            PERFORM skiplock._ring_timer(v_due);
+        END IF;
+    END IF;
+    PERFORM skiplock._ring($3);
+END $$;
+
+-- Refuse what could never run or never be read again. Errors carry SQLSTATE SK001 and name the job's place in the list.
+CREATE OR REPLACE FUNCTION skiplock._check_new_jobs(
+    tasks text[], args json[], queues text[], priorities integer[], delays float8[], run_ats timestamptz[], max_attempts integer[]
+) RETURNS void
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_nth bigint;
+    v_problem text;
+BEGIN
+    SELECT c.nth, c.problem INTO v_nth, v_problem
+    FROM (
+        SELECT u.nth, CASE
+            WHEN u.task IS NULL OR length(u.task) NOT BETWEEN 1 AND 200 THEN format('task %L: a name has 1 to 200 characters', left(u.task, 60))
+            WHEN u.queue IS NULL OR length(u.queue) NOT BETWEEN 1 AND 200 THEN format('queue %L: a name has 1 to 200 characters', left(u.queue, 60))
+            WHEN u.args IS NULL OR ltrim(u.args::text, E' \t\r\n') NOT LIKE '{%' THEN format('args %L: must be a JSON object whose keys are the task''s parameters', left(u.args::text, 60))
+            WHEN strpos(u.args::text, '\u0000') > 0 AND u.args::text ~ '(^|[^\\])(\\\\)*\\u0000' THEN 'args: hold a NUL character (\u0000), which PostgreSQL text cannot'
+            WHEN u.priority NOT BETWEEN -32768 AND 32767 THEN format('priority %s: must be between -32768 and 32767', u.priority)
+            WHEN u.max_attempts < 1 THEN format('max_attempts %s: must be at least 1', u.max_attempts)
+            WHEN u.delay = 'NaN' OR abs(u.delay) > 3.2e9 THEN format('delay %s: must be a number of seconds of at most 100 years', u.delay)
+            WHEN u.run_at IS NOT NULL AND u.run_at NOT BETWEEN '0001-01-02' AND '9999-01-01' THEN format('run_at %s: must be a time before the year 9999', u.run_at)
+        END AS problem
+        FROM unnest(tasks, args, queues, priorities, delays, run_ats, max_attempts) WITH ORDINALITY
+             AS u (task, args, queue, priority, delay, run_at, max_attempts, nth)
+    ) c
+    WHERE c.problem IS NOT NULL
+    ORDER BY c.nth LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'job %: %', v_nth, v_problem USING ERRCODE = 'SK001';
+    END IF;
+END $$;
+
+-- Enqueue one job; returns its id. For psql, triggers and other languages:
+--   SELECT skiplock.enqueue('send_welcome', '{"to": "ann@example.org"}');
+--   SELECT skiplock.enqueue('report', queue => 'slow', delay => '5 minutes');
+CREATE OR REPLACE FUNCTION skiplock.enqueue(
+    task         text,
+    args         json        DEFAULT '{}',
+    queue        text        DEFAULT 'default',
+    priority     integer     DEFAULT 0,
+    delay        interval    DEFAULT NULL,
+    run_at       timestamptz DEFAULT NULL,
+    max_attempts integer     DEFAULT 10,
+    tags         text[]      DEFAULT NULL,
+    meta         json        DEFAULT NULL,
+    options      json        DEFAULT NULL
+) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT skiplock.enqueue_many(
+        ARRAY[task], ARRAY[args], ARRAY[queue], ARRAY[priority],
+        CASE WHEN delay IS NOT NULL THEN ARRAY[extract(epoch FROM delay)::float8] END,
+        CASE WHEN run_at IS NOT NULL THEN ARRAY[run_at] END,
+        ARRAY[max_attempts], CASE WHEN tags IS NOT NULL THEN ARRAY[tags::text] END,
+        CASE WHEN meta IS NOT NULL THEN ARRAY[meta] END, CASE WHEN options IS NOT NULL THEN ARRAY[options] END)
+$$;

@@ -1,0 +1,29 @@
+-- Make the partitions of finished jobs for today and the coming days. Attached rather than created in place, which
+-- blocks no settle; a day for which the default partition already holds rows is left to it. Returns how many were made.
+CREATE OR REPLACE FUNCTION skiplock.make_days(ahead integer DEFAULT 7) RETURNS integer
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_today date := (skiplock.now() AT TIME ZONE 'UTC')::date;
+    v_day date;
+    v_name text;
+    v_made integer := 0;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtext('skiplock.make_days')) THEN
+        RETURN 0;
+    END IF;
+    FOR v_day IN SELECT v_today + n FROM generate_series(0, ahead) AS n LOOP
+        v_name := 'jobs_finished_' || to_char(v_day, 'YYYYMMDD');
+        CONTINUE WHEN to_regclass('skiplock.' || v_name) IS NOT NULL;
+        CONTINUE WHEN EXISTS (SELECT FROM skiplock.jobs_finished_default d
+                              WHERE d.finished_at >= v_day::timestamp AT TIME ZONE 'UTC'
+                                AND d.finished_at < (v_day + 1)::timestamp AT TIME ZONE 'UTC');
+        EXECUTE 'CREATE TABLE skiplock.' || v_name || ' (LIKE skiplock.jobs_finished INCLUDING DEFAULTS)';
+        EXECUTE format('ALTER TABLE skiplock.' || v_name || ' ADD CHECK (state IN (''completed'', ''cancelled'') AND finished_at >= %L AND finished_at < %L AND finished_at IS NOT NULL)',
+                       v_day::timestamp AT TIME ZONE 'UTC', (v_day + 1)::timestamp AT TIME ZONE 'UTC');
+        EXECUTE format('ALTER TABLE skiplock.jobs_finished ATTACH PARTITION skiplock.' || v_name || ' FOR VALUES FROM (%L) TO (%L)',
+                       v_day::timestamp AT TIME ZONE 'UTC', (v_day + 1)::timestamp AT TIME ZONE 'UTC');
+        v_made := v_made + 1;
+    END LOOP;
+    RETURN v_made;
+END $$;

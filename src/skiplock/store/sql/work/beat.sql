@@ -1,0 +1,76 @@
+-- A worker process says hello; returns its id. `lost_after` in seconds: without a beat for that long it counts as lost.
+CREATE OR REPLACE FUNCTION skiplock.register(
+    name text, host text, pid integer, queues json, version text, lost_after float8
+) RETURNS bigint
+LANGUAGE sql
+AS $$
+    INSERT INTO skiplock.workers (id, name, host, pid, queues, version, started_at, beat_at, lost_after)
+    SELECT nextval('skiplock.worker_numbers'), name, host, pid, queues, version, t, t, make_interval(secs => lost_after)
+    FROM skiplock.now() AS t
+    RETURNING id
+$$;
+
+-- One round trip per worker and interval: I am alive; what should I know?
+--   known      false: this worker was declared lost, its leases are gone
+--   leader     it holds the upkeep duty (taken here when free)
+--   due_in     seconds until the next waiting job is due, negative if overdue; NULL: none
+--   waiting    queues of mine that have a ready job (the safety poll behind the bell)
+--   suspects   ready jobs that were lost with a worker once (1) or more often (2)
+--   cancelled  running jobs of mine that someone wants cancelled
+--   rescued    lost workers whose jobs were given back just now (the leader does that): [{worker, name, silent_for, jobs}]
+-- `asleep`: this worker relies on the bells of its queues; they are armed again if another worker took them down.
+CREATE OR REPLACE FUNCTION skiplock.beat(
+    worker bigint, running integer DEFAULT 0, state text DEFAULT 'running', queues text[] DEFAULT '{}',
+    duty_for float8 DEFAULT 9, asleep boolean DEFAULT false
+) RETURNS TABLE (
+    known boolean, leader boolean, due_in float8, waiting text[], suspects integer, cancelled bigint[], rescued json
+)
+LANGUAGE plpgsql
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := skiplock.now();
+BEGIN
+    UPDATE skiplock.workers w SET beat_at = v_now, running = $2, state = $3 WHERE w.id = $1;
+    known := FOUND;
+    leader := false;
+    IF known AND $3 = 'running' THEN
+        UPDATE skiplock.duties d
+        SET worker = $1, term = CASE WHEN d.worker = $1 THEN d.term ELSE d.term + 1 END, until = v_now + make_interval(secs => $5)
+        WHERE d.name = 'upkeep' AND (d.worker = $1 OR d.until IS NULL OR d.until < v_now
+              OR NOT EXISTS (SELECT FROM skiplock.workers w WHERE w.id = d.worker));
+        leader := FOUND;
+    END IF;
+    IF leader THEN
+        SELECT json_agg(r) INTO rescued FROM skiplock.rescue() r;
+    END IF;
+    IF $6 AND EXISTS (SELECT FROM skiplock.bells b WHERE b.queue = ANY ($4) AND b.armed_at IS NULL) THEN
+        PERFORM skiplock.arm($4);
+    END IF;
+    SELECT extract(epoch FROM j.run_at - v_now) INTO due_in
+    FROM skiplock.jobs_waiting j WHERE j.state <> 'blocked' ORDER BY j.run_at LIMIT 1;
+    waiting := ARRAY(
+        SELECT q.name FROM unnest($4) AS q (name)
+        WHERE EXISTS (SELECT FROM skiplock.jobs_ready r WHERE r.queue = q.name AND r.losses = 0));
+    SELECT CASE WHEN bool_or(s.losses > 1) THEN 2 WHEN count(*) > 0 THEN 1 ELSE 0 END INTO suspects
+    FROM (SELECT r.losses FROM skiplock.jobs_ready r WHERE r.queue = ANY ($4) AND r.losses > 0 LIMIT 1000) s;
+    cancelled := ARRAY(SELECT c.job_id FROM skiplock.cancellations c WHERE c.worker = $1);
+    RETURN NEXT;
+END $$;
+
+-- A worker says goodbye: what it still holds was not finished and is given back, attempts unspent.
+CREATE OR REPLACE FUNCTION skiplock.leave(worker bigint) RETURNS integer
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_ids bigint[];
+    v_leases bigint[];
+BEGIN
+    SELECT coalesce(array_agg(r.id ORDER BY r.id), '{}'), coalesce(array_agg(r.lease ORDER BY r.id), '{}') INTO v_ids, v_leases
+    FROM skiplock.jobs_running r WHERE r.worker = $1;
+    PERFORM skiplock._release(v_ids, v_leases);
+    DELETE FROM skiplock.workers w WHERE w.id = $1;
+    UPDATE skiplock.duties d SET worker = NULL, until = NULL WHERE d.worker = $1;
+    RETURN cardinality(v_ids);
+END $$;

@@ -1,0 +1,133 @@
+-- Claim up to rooms[i] jobs of queues[i], best priority and longest ready first, and start an attempt of each.
+--
+-- `lanes_*` are the cursors: for each (queue, priority) lane a position to seek past, in order of falling priority within
+-- a queue. NULL: search from the left end of the index, which finds everything but walks over dead entries while
+-- someone's old snapshot pins them; the caller bounds how often it does that (skiplock.core.cursor).
+-- `lease` is drawn by the caller (63 random bits), so that a claim whose answer was lost in a cut connection can be given
+-- back by it (release_claim), and so that no crash or failover can make the fence repeat.
+--
+-- The rows are picked by an uncorrelated ARRAY(…) subselect: it runs exactly once and locks no more than was asked for.
+-- A bare `IN (SELECT … LIMIT)` may be run twice by the planner. The planner settings keep that plan whatever the
+-- statistics say: these tables turn over within seconds, so there never are good ones.
+CREATE OR REPLACE FUNCTION skiplock.claim(
+    worker           bigint,
+    lease            bigint,
+    queues           text[],
+    rooms            integer[],
+    tasks            text[],
+    lane_queues      text[]     DEFAULT NULL,
+    lane_priorities  smallint[] DEFAULT NULL,
+    lane_positions   bigint[]   DEFAULT NULL
+) RETURNS TABLE (
+    id bigint, job_lease bigint, queue text, priority smallint, "position" bigint, task text, args json, attempt integer,
+    max_attempts integer, losses smallint, enqueued_at timestamptz, meta json, options json
+)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := skiplock.now();
+    v_places tid[];
+BEGIN
+    IF $6 IS NULL THEN
+        v_places := ARRAY(
+            SELECT picked.place
+            FROM unnest($3, $4) AS q (queue, room),
+                 LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
+                          WHERE r.queue = q.queue AND r.losses = 0 AND r.task = ANY ($5)
+                          ORDER BY r.priority DESC, r.position
+                          LIMIT q.room FOR UPDATE SKIP LOCKED) picked
+            WHERE q.room > 0
+              AND NOT EXISTS (SELECT FROM skiplock.queues p WHERE p.name = q.queue AND p.paused_at IS NOT NULL));
+    ELSE
+        -- Nested loops pull one lane after the other, and the outer limit stops them: what is not needed is not locked.
+        v_places := ARRAY(
+            SELECT picked.place
+            FROM unnest($3, $4) AS q (queue, room),
+                 LATERAL (SELECT seen.place
+                          FROM unnest($6, $7, $8) AS lane (queue, priority, position),
+                               LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
+                                        WHERE r.queue = lane.queue AND r.priority = lane.priority
+                                          AND r.position >= lane.position AND r.losses = 0 AND r.task = ANY ($5)
+                                        ORDER BY r.position
+                                        LIMIT q.room FOR UPDATE SKIP LOCKED) seen
+                          WHERE lane.queue = q.queue
+                          LIMIT q.room) picked
+            WHERE q.room > 0
+              AND NOT EXISTS (SELECT FROM skiplock.queues p WHERE p.name = q.queue AND p.paused_at IS NOT NULL));
+    END IF;
+    IF v_places = '{}' THEN
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT * FROM skiplock._start($1, $2, v_places, v_now);
+END $$;
+
+-- Move these ready rows (locked by the caller) to running: the attempt is spent here.
+CREATE OR REPLACE FUNCTION skiplock._start(worker bigint, lease bigint, places tid[], at timestamptz)
+RETURNS TABLE (
+    id bigint, job_lease bigint, queue text, priority smallint, "position" bigint, task text, args json, attempt integer,
+    max_attempts integer, losses smallint, enqueued_at timestamptz, meta json, options json
+)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH gone AS (
+        DELETE FROM skiplock.jobs_ready r WHERE r.ctid = ANY ($3) RETURNING r.*
+    ), started AS (
+        INSERT INTO skiplock.jobs_running AS j
+            (id, position, lease, worker, enqueued_at, run_at, started_at, attempt, max_attempts, priority, losses, state,
+             queue, task, args, tags, meta, options, error)
+        SELECT g.id, g.position, $2, $1, g.enqueued_at, g.run_at, $4, g.attempt + 1, g.max_attempts, g.priority, g.losses,
+               'running', g.queue, g.task, g.args, g.tags, g.meta, g.options, g.error
+        FROM gone g
+        RETURNING j.id, j.lease, j.queue, j.priority, j.position, j.task, j.args, j.attempt, j.max_attempts, j.losses,
+                  j.enqueued_at, j.meta, j.options
+    )
+    SELECT * FROM started s ORDER BY s.priority DESC, s.position;
+END $$;
+
+-- Claim jobs that were lost with a worker before, one level of care at a time. `losses` = 1: into a slot that is free now,
+-- never ahead. `alone`: one that was lost at least twice, to be run with nothing else in the process.
+CREATE OR REPLACE FUNCTION skiplock.claim_suspects(
+    worker bigint, lease bigint, queues text[], rooms integer[], tasks text[], alone boolean
+) RETURNS TABLE (
+    id bigint, job_lease bigint, queue text, priority smallint, "position" bigint, task text, args json, attempt integer,
+    max_attempts integer, losses smallint, enqueued_at timestamptz, meta json, options json
+)
+LANGUAGE plpgsql
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_places tid[];
+BEGIN
+    v_places := ARRAY(
+        SELECT picked.place
+        FROM unnest($3, $4) AS q (queue, room),
+             LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
+                      WHERE r.queue = q.queue AND r.losses > 0 AND r.task = ANY ($5)
+                        AND CASE WHEN $6 THEN r.losses > 1 ELSE r.losses = 1 END
+                      ORDER BY r.position
+                      LIMIT q.room FOR UPDATE SKIP LOCKED) picked
+        WHERE q.room > 0
+          AND NOT EXISTS (SELECT FROM skiplock.queues p WHERE p.name = q.queue AND p.paused_at IS NOT NULL)
+        LIMIT CASE WHEN $6 THEN 1 END);
+    IF v_places = '{}' THEN
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT * FROM skiplock._start($1, $2, v_places, skiplock.now());
+END $$;
+
+-- Give back a claim whose answer never arrived: whatever runs under that lease was not started. Returns how many.
+CREATE OR REPLACE FUNCTION skiplock.release_claim(worker bigint, lease bigint) RETURNS integer
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_ids bigint[] := ARRAY(SELECT r.id FROM skiplock.jobs_running r WHERE r.worker = $1 AND r.lease = $2 ORDER BY r.id);
+BEGIN
+    RETURN cardinality(skiplock._release(v_ids, array_fill($2, ARRAY[cardinality(v_ids)])));
+END $$;

@@ -1,0 +1,218 @@
+-- Settle attempts: only rows that still run under the lease shown are touched. Returns the (id, lease) pairs that were
+-- refused. Idempotent: a pair that was settled before under the same lease is accepted again in silence, so a batch can be
+-- repeated after a cut connection.
+--
+-- `ids`, `leases`, `tooks` (seconds), `results`: completed attempts; the arrays sorted by id, as everywhere, so that two
+-- batches never lock in opposite order. `others`: a JSON list of
+--   {"id", "lease", "verdict": retry|snooze|cancelled|dead|release, "took", "delay", "failure": {error_class, message, traceback}}
+CREATE OR REPLACE FUNCTION skiplock.settle(
+    ids bigint[], leases bigint[], tooks real[] DEFAULT NULL, results json[] DEFAULT NULL, others json DEFAULT NULL
+) RETURNS TABLE (refused_id bigint, refused_lease bigint)
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_done bigint[] := '{}';
+    v_all bigint[] := ids;
+    v_all_leases bigint[] := leases;
+BEGIN
+    IF cardinality(ids) > 0 THEN
+        v_done := skiplock._finish(ids, leases, 'completed', tooks, results, NULL);
+    END IF;
+    IF others IS NOT NULL THEN
+        v_done := v_done || skiplock._settle_others(others);
+        SELECT v_all || array_agg(o.id), v_all_leases || array_agg(o.lease) INTO v_all, v_all_leases
+        FROM json_to_recordset(others) AS o (id bigint, lease bigint);
+    END IF;
+    IF cardinality(v_done) < cardinality(v_all) THEN
+        RETURN QUERY
+        SELECT u.id, u.lease FROM unnest(v_all, v_all_leases) AS u (id, lease)
+        WHERE u.id <> ALL (v_done)
+          AND NOT EXISTS (SELECT FROM skiplock.jobs j WHERE j.id = u.id AND j.lease = u.lease AND j.state <> 'running' AND j.state <> 'ready');
+    END IF;
+END $$;
+
+-- Running → completed, cancelled or dead: every move into a final state goes through here, so that whoever must hear of
+-- it (unique keys, limits, workflows) has one place to listen. Returns the ids that moved.
+CREATE OR REPLACE FUNCTION skiplock._finish(
+    ids bigint[], leases bigint[], new_state text, tooks real[], results json[], errors text[]
+) RETURNS bigint[]
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := skiplock.now();
+    v_moved bigint[];
+BEGIN
+    IF new_state = 'dead' THEN
+        WITH gone AS (
+            DELETE FROM skiplock.jobs_running r
+            USING unnest($1, $2, $4, $5, $6) AS u (id, lease, took, result, error)
+            WHERE r.id = u.id AND r.lease = u.lease
+            RETURNING r.*, u.took, u.result AS new_result, u.error AS new_error
+        ), moved AS (
+            INSERT INTO skiplock.jobs_dead AS j
+                (id, position, lease, worker, enqueued_at, run_at, started_at, finished_at, attempt, max_attempts, priority,
+                 losses, state, queue, task, args, tags, meta, options, error)
+            SELECT g.id, g.position, g.lease, g.worker, g.enqueued_at, g.run_at,
+                   coalesce(v_now - make_interval(secs => g.took), g.started_at), v_now, g.attempt, g.max_attempts,
+                   g.priority, g.losses, $3, g.queue, g.task, g.args, g.tags, g.meta, g.options, coalesce(g.new_error, g.error)
+            FROM gone g
+            RETURNING j.id
+        )
+        SELECT array_agg(m.id) INTO v_moved FROM moved m;
+    ELSE
+        WITH gone AS (
+            DELETE FROM skiplock.jobs_running r
+            USING unnest($1, $2, $4, $5, $6) AS u (id, lease, took, result, error)
+            WHERE r.id = u.id AND r.lease = u.lease
+            RETURNING r.*, u.took, u.result AS new_result, u.error AS new_error
+        ), moved AS (
+            INSERT INTO skiplock.jobs_finished AS j
+                (id, position, lease, worker, enqueued_at, run_at, started_at, finished_at, attempt, max_attempts, priority,
+                 losses, state, queue, task, args, tags, meta, options, result, error)
+            SELECT g.id, g.position, g.lease, g.worker, g.enqueued_at, g.run_at,
+                   coalesce(v_now - make_interval(secs => g.took), g.started_at), v_now, g.attempt, g.max_attempts,
+                   g.priority, g.losses, $3, g.queue, g.task, g.args, g.tags, g.meta, g.options, g.new_result,
+                   CASE WHEN $3 <> 'completed' THEN coalesce(g.new_error, g.error) END
+            FROM gone g
+            RETURNING j.id
+        )
+        SELECT array_agg(m.id) INTO v_moved FROM moved m;
+    END IF;
+    IF EXISTS (SELECT FROM skiplock.cancellations) THEN
+        DELETE FROM skiplock.cancellations c WHERE c.job_id = ANY (v_moved);
+    END IF;
+    RETURN coalesce(v_moved, '{}');
+END $$;
+
+-- Running → ready, attempt given back, place in line kept: the job was never started, or was interrupted by a shutdown.
+CREATE OR REPLACE FUNCTION skiplock._release(ids bigint[], leases bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    v_moved bigint[];
+    v_queues text[];
+BEGIN
+    WITH gone AS (
+        DELETE FROM skiplock.jobs_running r USING unnest(ids, leases) AS u (id, lease)
+        WHERE r.id = u.id AND r.lease = u.lease
+        RETURNING r.*
+    ), moved AS (
+        INSERT INTO skiplock.jobs_ready AS j
+            (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args,
+             tags, meta, options, error)
+        SELECT g.id, g.position, g.lease, g.enqueued_at, g.run_at, g.attempt - 1, g.max_attempts, g.priority, g.losses,
+               'ready', g.queue, g.task, g.args, g.tags, g.meta, g.options, g.error
+        FROM gone g
+        RETURNING j.id, j.queue
+    )
+    SELECT array_agg(m.id), array_agg(DISTINCT m.queue) INTO v_moved, v_queues FROM moved m;
+    IF v_queues IS NOT NULL THEN
+        PERFORM skiplock._ring(v_queues);
+    END IF;
+    RETURN coalesce(v_moved, '{}');
+END $$;
+
+-- Running → retryable (or ready, when there is nothing to wait for). `spend` false gives the attempt back (snooze).
+CREATE OR REPLACE FUNCTION skiplock._retry_later(
+    ids bigint[], leases bigint[], delays float8[], errors text[], spend boolean
+) RETURNS bigint[]
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := skiplock.now();
+    v_moved bigint[];
+    v_due timestamptz;
+BEGIN
+    WITH gone AS (
+        DELETE FROM skiplock.jobs_running r USING unnest($1, $2, $3, $4) AS u (id, lease, delay, error)
+        WHERE r.id = u.id AND r.lease = u.lease
+        RETURNING r.*, u.delay, u.error AS new_error
+    ), moved AS (
+        INSERT INTO skiplock.jobs_waiting AS j
+            (id, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args, tags, meta,
+             options, error)
+        SELECT g.id, g.lease, g.enqueued_at, v_now + make_interval(secs => coalesce(g.delay, 0)),
+               CASE WHEN $5 THEN g.attempt ELSE g.attempt - 1 END, g.max_attempts, g.priority, 0, 'retryable', g.queue,
+               g.task, g.args, g.tags, g.meta, g.options, coalesce(g.new_error, g.error)
+        FROM gone g
+        RETURNING j.id, j.run_at
+    )
+    SELECT array_agg(m.id), min(m.run_at) INTO v_moved, v_due FROM moved m;
+    IF v_due IS NOT NULL THEN
+        PERFORM skiplock._ring_timer(v_due);
+    END IF;
+    RETURN coalesce(v_moved, '{}');
+END $$;
+
+-- Everything but plain success. A cancel request wins over another attempt; a retry without attempts left is death.
+CREATE OR REPLACE FUNCTION skiplock._settle_others(others json) RETURNS bigint[]
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := skiplock.now();
+    v_done bigint[] := '{}';
+    v_row record;
+BEGIN
+    -- Locked first, in the order of ids: a cancel that comes meanwhile either was here before, and is seen below, or waits
+    -- and finds the job where it has gone.
+    PERFORM 1 FROM skiplock.jobs_running r
+    JOIN json_to_recordset($1) AS o (id bigint, lease bigint) ON o.id = r.id AND o.lease = r.lease
+    ORDER BY r.id FOR UPDATE OF r;
+    -- The attempts are kept while the rows still tell who ran them and since when.
+    INSERT INTO skiplock.attempts (job_id, attempt, verdict, error_class, message, traceback, worker, worker_name, started_at, ended_at)
+    SELECT r.id, r.attempt, o.verdict, o.failure ->> 'error_class', o.failure ->> 'message', o.failure ->> 'traceback',
+           r.worker, w.name, coalesce(v_now - make_interval(secs => o.took), r.started_at), v_now
+    FROM json_to_recordset($1) AS o (id bigint, lease bigint, verdict text, took float8, failure json)
+    JOIN LATERAL (SELECT * FROM skiplock.jobs_running r WHERE r.id = o.id AND r.lease = o.lease) r ON true
+    LEFT JOIN skiplock.workers w ON w.id = r.worker
+    WHERE o.verdict NOT IN ('release', 'snooze');
+
+    FOR v_row IN
+        SELECT s.verdict, array_agg(s.id ORDER BY s.id) AS ids, array_agg(s.lease ORDER BY s.id) AS leases,
+               array_agg(s.took ORDER BY s.id) AS tooks, array_agg(s.delay ORDER BY s.id) AS delays,
+               array_agg(s.error ORDER BY s.id) AS errors
+        FROM (
+            SELECT o.id, o.lease, o.took::real, o.delay,
+                   left((o.failure ->> 'error_class') || coalesce(': ' || nullif(split_part(o.failure ->> 'message', E'\n', 1), ''), ''), 200) AS error,
+                   CASE
+                       WHEN o.verdict IN ('retry', 'snooze', 'release') AND c.job_id IS NOT NULL THEN 'cancelled'
+                       WHEN o.verdict = 'retry' AND r.attempt >= r.max_attempts THEN 'dead'
+                       ELSE o.verdict
+                   END AS verdict
+            FROM json_to_recordset($1) AS o (id bigint, lease bigint, verdict text, took float8, delay float8, failure json)
+            JOIN LATERAL (SELECT * FROM skiplock.jobs_running r WHERE r.id = o.id AND r.lease = o.lease) r ON true
+            LEFT JOIN skiplock.cancellations c ON c.job_id = o.id
+        ) s
+        GROUP BY s.verdict ORDER BY s.verdict
+    LOOP
+        v_done := v_done || CASE v_row.verdict
+            WHEN 'retry' THEN skiplock._retry_later(v_row.ids, v_row.leases, v_row.delays, v_row.errors, true)
+            WHEN 'snooze' THEN skiplock._retry_later(v_row.ids, v_row.leases, v_row.delays, v_row.errors, false)
+            WHEN 'release' THEN skiplock._release(v_row.ids, v_row.leases)
+            ELSE skiplock._finish(v_row.ids, v_row.leases, v_row.verdict, v_row.tooks, NULL, v_row.errors)
+        END;
+    END LOOP;
+    RETURN v_done;
+END $$;
+
+-- Complete one job inside the caller's own transaction. Raises SK004 if the attempt no longer owns it, so that the
+-- transaction cannot commit.
+CREATE OR REPLACE FUNCTION skiplock.complete(id bigint, lease bigint, took real DEFAULT NULL, result json DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF skiplock._finish(ARRAY[$1], ARRAY[$2], 'completed', ARRAY[$3], ARRAY[$4], NULL) = '{}' THEN
+        RAISE EXCEPTION 'job %: this attempt no longer owns it (another worker was given it, or it was cancelled)', $1
+            USING ERRCODE = 'SK004';
+    END IF;
+END $$;

@@ -1,0 +1,1 @@
+"""Room: chores any worker may do: promote, rescue, partitions."""

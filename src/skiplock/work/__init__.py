@@ -1,0 +1,1 @@
+"""Room: claim, run, settle, beat."""

@@ -1,0 +1,210 @@
+"""Beat: the worker's heartbeat, from its own thread with its own connection.
+
+A handler that blocks the event loop for a minute is still alive, and this thread says so. It also does the chores that
+must not wait for the loop: promoting what is due (if this worker is the leader) and making partitions.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from skiplock.core.events import Events
+from skiplock.store.call import Call
+from skiplock.store.link import pause
+from skiplock.store.literal import text_array
+from skiplock.store.pool import connect, run_call
+from skiplock.store.schema import render
+
+T = TypeVar("T")
+_REGISTER = "SELECT skiplock.register($1::text, $2::text, $3::text::integer, $4::text::json, $5::text, $6::text::float8)"
+_BEAT = """SELECT known, leader, due_in, waiting, suspects, cancelled, rescued::text
+FROM skiplock.beat($1::text::bigint, $2::text::integer, $3::text, ($4::text)::text[], $5::text::float8, $6::text::boolean)"""
+_LEAVE = "SELECT skiplock.leave($1::text::bigint)"
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a beat answered; see beat.sql."""
+
+    known: bool
+    leader: bool
+    due_in: float | None
+    waiting: list[str]
+    suspects: int
+    cancelled: list[int]
+    rescued: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What the worker says of itself with a beat."""
+
+    worker: int
+    running: int
+    state: str
+    asleep: bool
+
+
+def register_call(name: str, host: str, pid: int, queues: dict[str, int], version: str, lost_after: float, schema: str) -> Call[int]:
+    """Register a worker process; answers its id."""
+    params = (name, host, str(pid), msgspec.json.encode(queues).decode(), version, str(lost_after))
+    return Call(render(_REGISTER, schema), params, lambda rows: int(rows[0][0]))
+
+
+def beat_call(pulse: Pulse, queues: Sequence[str], duty_for: float, schema: str) -> Call[Beat]:
+    """One beat."""
+    params = (str(pulse.worker), str(pulse.running), pulse.state, text_array(queues), str(duty_for), str(pulse.asleep).lower())
+    return Call(render(_BEAT, schema), params, lambda rows: Beat(*rows[0][:6], msgspec.json.decode(rows[0][6] or "[]")))
+
+
+def leave_call(worker: int, schema: str) -> Call[int]:
+    """Say goodbye; answers how many jobs were given back."""
+    return Call(render(_LEAVE, schema), (str(worker),), lambda rows: int(rows[0][0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """The chore of promoting: `run(arm)` is one call that answers (moved, due_in)."""
+
+    call: Callable[[bool], Call[Any]]
+    batch: int
+
+
+class Heart(threading.Thread):
+    """The thread. `pulse()` is asked before each beat, `on_beat` and `on_silence` are called from this thread."""
+
+    def __init__(
+        self,
+        dsn: str,
+        schema: str,
+        *,
+        queues: Sequence[str],
+        every: float,
+        lost_after: float,
+        pulse: Callable[[], Pulse | None],
+        on_beat: Callable[[Beat], None],
+        on_silence: Callable[[], None],
+        promotion: Promotion,
+        hourly: Callable[[], Call[None]],
+        events: Events,
+    ) -> None:
+        super().__init__(name="skiplock-heart", daemon=True)
+        self._dsn, self._schema, self._queues = dsn, schema, tuple(queues)
+        self._every, self._lost_after = every, lost_after
+        self._pulse, self._on_beat, self._on_silence = pulse, on_beat, on_silence
+        self._promotion, self._hourly, self._events = promotion, hourly, events
+        self._woken = threading.Event()
+        self._stopping = False
+        self._beat_now = False
+        self._connection: Any = None
+        self._failures = 0
+        self._last_beat = time.monotonic()
+        self._leader = False
+        self._due_at: float | None = None  # monotonic time of the next waiting job, as far as known
+        self._hourly_at = 0.0
+
+    # -- for other threads -----------------------------------------------------------------------------------------
+
+    def timer(self) -> None:
+        """Something is due sooner than we knew."""
+        self._due_at = 0.0
+        self._woken.set()
+
+    def due_in(self, seconds: float) -> None:
+        """We ourselves just settled a job that is due in so many seconds."""
+        due = time.monotonic() + seconds
+        if self._due_at is None or due < self._due_at:
+            self._due_at = due
+            self._woken.set()
+
+    def beat(self) -> None:
+        """Beat now rather than at the next turn."""
+        self._beat_now = True
+        self._woken.set()
+
+    def stop(self) -> None:
+        """End the thread; join it afterwards."""
+        self._stopping = True
+        self._woken.set()
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        next_beat = 0.0
+        while not self._stopping:
+            now = time.monotonic()
+            try:
+                if now >= next_beat or self._beat_now:
+                    self._beat_now = False
+                    self._one_beat()
+                    next_beat = time.monotonic() + self._every
+                if self._leader and self._due_at is not None and time.monotonic() >= self._due_at:
+                    self._promote()
+                self._failures = 0
+            except Exception as error:  # the heart must not stop beating, whatever happened
+                self._drop()
+                self._failures += 1
+                wait = min(pause(self._failures), self._every / 2)
+                self._events.emit("beat_failed", error=error, retry_in=wait)
+                if time.monotonic() - self._last_beat > self._lost_after:
+                    self._last_beat = time.monotonic()
+                    self._on_silence()
+                self._woken.wait(wait)
+                self._woken.clear()
+                continue
+            wake = next_beat if self._due_at is None or not self._leader else min(next_beat, self._due_at)
+            self._woken.wait(max(0.0, wake - time.monotonic()))
+            self._woken.clear()
+        self._drop()
+
+    def _one_beat(self) -> None:
+        pulse = self._pulse()
+        if pulse is None:
+            return
+        found = self._run(beat_call(pulse, self._queues, self._every * 2.5, self._schema))
+        self._last_beat = time.monotonic()
+        was_leader, self._leader = self._leader, found.leader
+        # Whoever is not the leader still promotes what is clearly overdue: the leader may be in trouble.
+        overdue = found.due_in is not None and found.due_in < -2.0
+        if found.leader or overdue:
+            self._due_at = None if found.due_in is None else self._last_beat + found.due_in
+        if found.leader and not was_leader:
+            self._due_at = 0.0  # look now, and leave word when we mean to wake
+        if overdue and not found.leader:
+            self._promote()
+        if found.leader and self._last_beat >= self._hourly_at:
+            self._hourly_at = self._last_beat + 3600.0
+            self._run(self._hourly())
+        self._on_beat(found)
+
+    def _promote(self) -> None:
+        while not self._stopping:
+            asked = time.monotonic()
+            found = self._run(self._promotion.call(True))
+            if found.moved:
+                self._events.emit("promoted", jobs=found.moved)
+            if found.moved < self._promotion.batch:
+                self._due_at = None if found.due_in is None else asked + max(found.due_in, 0.001)
+                return
+            if time.monotonic() - self._last_beat > self._every:
+                self._due_at = 0.0  # a long queue of due jobs must not keep the heart from beating
+                return
+
+    def _run(self, call: Call[T]) -> T:
+        if self._connection is None:
+            self._connection = connect(self._dsn, application_name="skiplock heart")
+        return run_call(self._connection, call)
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+__all__ = ["Beat", "Heart", "Promotion", "Pulse", "beat_call", "leave_call", "register_call"]

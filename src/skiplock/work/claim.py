@@ -1,0 +1,90 @@
+"""Claim: one round trip for all of a worker's queues."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+
+from skiplock.core.cursor import ClaimCursor
+from skiplock.core.job import Job
+from skiplock.store.call import Call, Row
+from skiplock.store.link import Link
+from skiplock.store.literal import number_array, text_array
+from skiplock.store.schema import render
+
+_CLAIM = """SELECT id, job_lease, queue, priority, position, task, args, attempt, max_attempts, losses, enqueued_at, meta, options
+FROM skiplock.claim($1::text::bigint, $2::text::bigint, ($3::text)::text[], ($4::text)::integer[], ($5::text)::text[],
+    ($6::text)::text[], ($7::text)::smallint[], ($8::text)::bigint[])"""
+_SUSPECTS = """SELECT id, job_lease, queue, priority, position, task, args, attempt, max_attempts, losses, enqueued_at, meta, options
+FROM skiplock.claim_suspects($1::text::bigint, $2::text::bigint, ($3::text)::text[], ($4::text)::integer[], ($5::text)::text[], $6::text::boolean)"""
+_RELEASE = "SELECT skiplock.release_claim($1::text::bigint, $2::text::bigint)"
+
+
+class Claimer:
+    """Claims for one worker. Remembers the cursors, and the leases of claims whose answer was lost."""
+
+    def __init__(self, link: Link, schema: str, tasks: Sequence[str]) -> None:
+        self.cursor = ClaimCursor()
+        self._link = link
+        self._schema = schema
+        self._tasks = text_array(tasks)
+        self._lost: list[tuple[int, int]] = []
+
+    async def claim(self, worker: int, rooms: Mapping[str, int]) -> tuple[list[Job], bool]:
+        """Up to `rooms[queue]` jobs of each queue, started under one fresh lease; and whether the whole line was seen.
+
+        A database error passes through; what that claim may have taken is given back before the next one.
+        """
+        await self._give_back()
+        now = time.monotonic()
+        full = self.cursor.use_full(now)
+        lanes = [] if full else [lane for lane in self.cursor.plan(now) if lane[0] in rooms]
+        full = full or not lanes
+        jobs = await self._run(_CLAIM, worker, rooms, _lanes(None if full else lanes))
+        done = time.monotonic()
+        self.cursor.spent(full, done - now, done)
+        self.cursor.saw(((j.queue, j.priority, j.position) for j in jobs), done)
+        return jobs, full
+
+    async def claim_suspects(self, worker: int, rooms: Mapping[str, int], *, alone: bool) -> list[Job]:
+        """Jobs that were lost with a worker before: see claim.sql."""
+        await self._give_back()
+        return await self._run(_SUSPECTS, worker, rooms, (str(alone).lower(),))
+
+    async def _run(self, sql: str, worker: int, rooms: Mapping[str, int], more: tuple[str | None, ...]) -> list[Job]:
+        # Drawn here and not by the server, so that a claim whose answer is lost can be given back by its lease.
+        lease = random.getrandbits(63)
+        params = (str(worker), str(lease), text_array(rooms), number_array(list(rooms.values())), self._tasks, *more)
+        try:
+            return await self._link.run(Call(render(sql, self._schema), params, _jobs))
+        except BaseException:
+            self._lost.append((worker, lease))
+            raise
+
+    async def _give_back(self) -> None:
+        while self._lost:
+            worker, lease = self._lost[0]
+            call: Call[int] = Call(render(_RELEASE, self._schema), (str(worker), str(lease)), lambda rows: int(rows[0][0]))
+            await self._link.run(call)
+            self._lost.pop(0)
+
+    async def give_back(self) -> None:
+        """Give back what a claim with a lost answer may have taken. For the shutdown."""
+        await self._give_back()
+
+
+def _lanes(lanes: Sequence[tuple[str, int, int]] | None) -> tuple[str | None, str | None, str | None]:
+    if lanes is None:
+        return (None, None, None)
+    return (
+        text_array([lane[0] for lane in lanes]),
+        number_array([lane[1] for lane in lanes]),
+        # The cursor is the last position seen; what lies there is claimed already, so the search starts behind it. It
+        # may have been released meanwhile: the claim without cursor finds it.
+        number_array([lane[2] for lane in lanes]),
+    )
+
+
+def _jobs(rows: Sequence[Row]) -> list[Job]:
+    return [Job(*row) for row in rows]

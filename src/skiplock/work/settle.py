@@ -1,0 +1,144 @@
+"""Settle: outcomes go to the database in natural batches, and are kept until it has taken them.
+
+The first outcome goes out at once; what ends while that statement is in flight goes with the next. A batch whose fate a
+cut connection left open is sent again: settle.sql is idempotent under its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from skiplock.core.events import Events
+from skiplock.core.outcome import Failure, Outcome, Verdict
+from skiplock.store.call import Call, Row
+from skiplock.store.guard import Meaning, meaning
+from skiplock.store.link import Link, pause
+from skiplock.store.literal import number_array, text_array
+from skiplock.store.schema import render
+
+MAX_BATCH = 2000
+MAX_BYTES = 8_000_000  # of results and failures in one statement
+_SETTLE = """SELECT refused_id, refused_lease FROM skiplock.settle(
+    ($1::text)::bigint[], ($2::text)::bigint[], ($3::text)::real[], ($4::text)::json[], $5::text::json)"""
+
+
+class Settler:
+    """Collects outcomes and settles them. `add` is called by the runner, on the loop."""
+
+    def __init__(self, link: Link, schema: str, events: Events) -> None:
+        self._link = link
+        self._sql = render(_SETTLE, schema)
+        self._events = events
+        self._open: list[Outcome] = []
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def add(self, outcome: Outcome) -> None:
+        """Keep this outcome until it is settled."""
+        self._open.append(outcome)
+        self._wake.set()
+        self._idle.clear()
+
+    @property
+    def pending(self) -> int:
+        """Outcomes not yet settled."""
+        return len(self._open)
+
+    async def flushed(self) -> None:
+        """Wait until everything added so far is settled."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """The loop; ends when cancelled."""
+        failures = 0
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._open:
+                batch = _head(self._open)
+                try:
+                    refused = await self._link.run(settle_call(batch, self._sql))
+                except Exception as error:  # whatever it is, the outcomes are kept
+                    failures += 1
+                    if meaning(error) is Meaning.BUG:
+                        await self._one_by_one(batch)
+                        del self._open[: len(batch)]
+                        continue
+                    wait = pause(failures)
+                    self._events.emit("settle_failed", error=error, retry_in=wait)
+                    await asyncio.sleep(wait)
+                    continue
+                failures = 0
+                del self._open[: len(batch)]
+                if refused:
+                    self._events.emit("settle_refused", jobs=[job_id for job_id, _ in refused])
+            self._idle.set()
+
+    async def _one_by_one(self, batch: list[Outcome]) -> None:
+        """The server refused a batch for what is in it: find the culprit, and settle it with a plain text instead."""
+        for outcome in batch:
+            for attempt in (outcome, _last_resort(outcome)):
+                try:
+                    await self._link.run(settle_call([attempt], self._sql))
+                    break
+                except Exception as error:
+                    self._events.emit("settle_failed", error=error, retry_in=0.0)
+                    if meaning(error) is not Meaning.BUG:
+                        self._open.append(outcome)
+                        break
+
+
+def _last_resort(outcome: Outcome) -> Outcome:
+    failure = Failure("SettleRefused", f"the database refused to store what this attempt ended with ({outcome.verdict})")
+    return Outcome(outcome.id, outcome.lease, Verdict.DEAD, outcome.took, failure=failure)
+
+
+def _head(outcomes: list[Outcome]) -> list[Outcome]:
+    """The first so many: in number and in bytes."""
+    size = 0
+    for n, outcome in enumerate(outcomes[:MAX_BATCH]):
+        if outcome.result is not None:
+            size += len(outcome.result)
+        if outcome.failure is not None:
+            size += len(outcome.failure.message) + len(outcome.failure.traceback or "")
+        if size > MAX_BYTES and n:
+            return outcomes[:n]
+    return outcomes[:MAX_BATCH]
+
+
+def settle_call(outcomes: Sequence[Outcome], sql: str) -> Call[list[tuple[int, int]]]:
+    """One statement for all of these. Answers the (id, lease) pairs that were refused."""
+    completed = sorted([o for o in outcomes if o.verdict == Verdict.COMPLETED], key=_by_id)
+    others = sorted([o for o in outcomes if o.verdict != Verdict.COMPLETED], key=_by_id)
+    params = (
+        number_array([o.id for o in completed]),
+        number_array([o.lease for o in completed]),
+        number_array([round(o.took, 6) for o in completed]),
+        text_array([o.result for o in completed]) if any([o.result is not None for o in completed]) else None,
+        msgspec.json.encode([_plain(o) for o in others]).decode() if others else None,
+    )
+    return Call(sql, params, _pairs)
+
+
+def _by_id(outcome: Outcome) -> int:
+    return outcome.id
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "id": outcome.id,
+        "lease": outcome.lease,
+        "verdict": outcome.verdict,
+        "took": outcome.took,
+        "delay": outcome.delay,
+        "failure": outcome.failure,
+    }
+
+
+def _pairs(rows: Sequence[Row]) -> list[tuple[int, int]]:
+    return [(row[0], row[1]) for row in rows]

@@ -1,0 +1,62 @@
+"""Helpers of the tests about servers we start ourselves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from skiplock.store import embedded_binaries
+from skiplock.store.embedded import EmbeddedServer, start_server
+from skiplock.store.embedded_binaries import Account
+from tests.support.databases import connect
+from tests.support.server import binaries_under_test
+
+BINARIES = binaries_under_test()
+
+
+def start(data: Path | None = None, **settings: str) -> EmbeddedServer:
+    return start_server(data, binaries=BINARIES, settings=settings)
+
+
+def ask(server: EmbeddedServer, query: str) -> Any:
+    with connect(server.dsn()) as connection:
+        row = connection.execute(query).fetchone()
+        return row and row[0]
+
+
+def postmaster(server: EmbeddedServer) -> int:
+    return int((server.data / "postmaster.pid").read_text().split()[0])
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie (nobody may be there to reap it, in a container) is as dead as one that was reaped."""
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return bool(state.strip()) and not state.startswith("Z")
+
+
+def modes_up(path: Path) -> dict[Path, tuple[int, int]]:
+    return {p: (p.stat().st_mode, p.stat().st_uid) for p in (path, *path.parents)}
+
+
+def server_user() -> Account:
+    account = embedded_binaries.server_account()
+    assert account is not None
+    return account
+
+
+_PARENT = """
+import pathlib, signal, sys
+from skiplock.store.embedded import start_server
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+binaries, data = (pathlib.Path(word) if word else None for word in sys.argv[1:])
+server = start_server(data, binaries=binaries)
+print(server.data, server.dsn(), flush=True)
+signal.pause()
+"""
+
+
+def parent_command(data: Path | None = None) -> list[str]:
+    """A process that starts a server, says "data dsn" in a line, and waits to be killed."""
+    return [sys.executable, "-c", _PARENT, str(BINARIES or ""), str(data or "")]
