@@ -1,13 +1,13 @@
 """skiplock: background jobs for Python on PostgreSQL.
 
-    from skiplock import Skiplock
+from skiplock import Skiplock
 
-    app = Skiplock()
+app = Skiplock()
 
-    @app.task(queue="mail", max_attempts=5, timeout=30)
-    async def send_welcome(to: str, name: str) -> None: ...
+@app.task(queue="mail", max_attempts=5, timeout=30)
+async def send_welcome(to: str, name: str) -> None: ...
 
-    send_welcome.enqueue(to="ann@example.org", name="Ann")
+send_welcome.enqueue(to="ann@example.org", name="Ann")
 """
 
 from skiplock._version import __version__

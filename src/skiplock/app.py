@@ -45,7 +45,7 @@ class TaskDecorator(Protocol):
 class Skiplock:
     """Tasks and the database their jobs live in. Connects at first use.
 
-        app = Skiplock()    # explicit DSN → SKIPLOCK_DATABASE_URL → DATABASE_URL
+    app = Skiplock()    # explicit DSN → SKIPLOCK_DATABASE_URL → DATABASE_URL
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Skiplock:
         hooks: Mapping[str, Callable[..., Any]] | None = None,
         tags: Sequence[str] = (),
     ) -> TaskDecorator: ...
-    def task(self, function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
+    def task(self, *function: Any, **settings: Any) -> Any:
         """Register a function as a task: ``@app.task`` or ``@app.task(queue="mail", timeout=30)``.
 
         An `async def` runs on the worker's event loop, a `def` in a thread. `name` defaults to `module.function`;
@@ -95,9 +95,9 @@ class Skiplock:
         it by exception class, nearest class first. `hooks`: functions by moment (attempt_started, attempt_ended,
         job_dead). Raises TaskDefinitionError or OptionError.
         """
-        if function is None:
+        if not function:
             return lambda f: self._register(f, **settings)
-        return self._register(function, **settings)
+        return self._register(*function, **settings)
 
     def _register(
         self,
@@ -173,14 +173,16 @@ class Skiplock:
         ids: list[int] = []
         for chunk in _chunks(jobs):
             call = enqueue_call(chunk, self.schema)
-            ids += self._sync.run(call, connection, verb="enqueue", instead="….aenqueue(…)")
+            stored = self._sync.run(call, connection, verb="enqueue", instead="….aenqueue(…)")
+            ids += stored
         return [JobHandle(self, job_id) for job_id in ids]
 
     async def aenqueue_many(self, jobs: Iterable[NewJob], *, connection: object = None) -> list[JobHandle]:
         """The async twin of `enqueue_many`."""
         ids: list[int] = []
         for chunk in _chunks(jobs):
-            ids += await self._async.run(enqueue_call(chunk, self.schema), connection)
+            stored = await self._async.run(enqueue_call(chunk, self.schema), connection)
+            ids += stored
         return [JobHandle(self, job_id) for job_id in ids]
 
     def get(self, job_id: int) -> JobRecord:

@@ -48,8 +48,7 @@ def run_worker(
 
 async def _run(app: Skiplock, settings: WorkerSettings, startmap_path: Path | None, parent_pipe: int | None) -> int:
     loop = asyncio.get_running_loop()
-    slots = sum(settings.queues.values())
-    startmap = StartMap(startmap_path, slots) if startmap_path else None
+    startmap = StartMap(startmap_path) if startmap_path else None
     worker = Worker(app, settings, startmap=startmap)
     told = _Told()
 
@@ -134,10 +133,10 @@ class Supervisor:
     """Keeps `processes` children running. See `supervise`."""
 
     def __init__(
-        self, command: Sequence[str], *, processes: int, slots: int, dsn: str, schema: str, grace: float, events: Events
+        self, command: Sequence[str], *, processes: int, dsn: str, schema: str, grace: float, events: Events
     ) -> None:
         self._command, self._dsn, self._schema, self._grace, self._events = list(command), dsn, schema, grace, events
-        self._children = [_Child(StartMap.create(slots)) for _ in range(processes)]
+        self._children = [_Child(StartMap.create()) for _ in range(processes)]
         self._reports: list[_Report] = []
         self._told = _Told()
         self._kill_at: float | None = None
@@ -192,11 +191,11 @@ class Supervisor:
         child.startmap.clear()
         reading, child.pipe = os.pipe()
         try:
-            # A session of its own: Ctrl-C in a terminal reaches the supervisor alone, which then tells the children.
+            # A process group of its own: Ctrl-C in a terminal reaches the supervisor alone, which then tells the children.
             child.process = subprocess.Popen(
                 [*self._command, "--child", "--startmap", str(child.startmap.path), "--parent-pipe", str(reading)],
                 pass_fds=[reading],
-                start_new_session=True,
+                process_group=0,
                 stdin=subprocess.DEVNULL,
             )
         finally:
@@ -255,7 +254,9 @@ class Supervisor:
                     self._reports.remove(report)
                 continue
             self._reports.remove(report)
-            self._events.emit("child_rescued", pid=report.pid, worker=report.worker, jobs=jobs, started=len(report.started))
+            self._events.emit(
+                "child_rescued", pid=report.pid, worker=report.worker, jobs=jobs, started=len(report.started)
+            )
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 
@@ -308,14 +309,12 @@ def _how(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def supervise(
-    command: Sequence[str], *, processes: int, slots: int, dsn: str, schema: str, grace: float, events: Events
-) -> int:
+def supervise(command: Sequence[str], *, processes: int, dsn: str, schema: str, grace: float, events: Events) -> int:
     """Run `processes` children of `command` until told to stop; returns the exit code.
 
-    `command` gets ``--child --startmap PATH --parent-pipe FD`` appended. `slots` is the sum of a child's concurrencies.
+    `command` gets ``--child --startmap PATH --parent-pipe FD`` appended.
     A child that dies is reported to the database with the jobs it had started, and started again with growing pauses;
     one that ends with a usage, configuration or schema error ends the whole.
     """
-    fleet = Supervisor(command, processes=processes, slots=slots, dsn=dsn, schema=schema, grace=grace, events=events)
+    fleet = Supervisor(command, processes=processes, dsn=dsn, schema=schema, grace=grace, events=events)
     return fleet.run()

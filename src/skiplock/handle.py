@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 class JobHandle:
     """What an enqueue returns. Holds no state of the job: every method asks the database.
 
-        job = send_welcome.enqueue(to="ann@example.org", name="Ann")
-        job.id              # 42
-        job.get().state     # "ready"
-        job.cancel()
+    job = send_welcome.enqueue(to="ann@example.org", name="Ann")
+    job.id              # 42
+    job.get().state     # "ready"
+    job.cancel()
     """
 
     __slots__ = ("_app", "id")

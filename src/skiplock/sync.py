@@ -31,7 +31,9 @@ class SyncFace:
                 self._database = SyncDatabase(self._dsn, max_size=self._pool_size)
             return self._database
 
-    def run(self, call: Call[T], connection: object = None, *, verb: str = "this call", instead: str = "the async twin") -> T:
+    def run(
+        self, call: Call[T], connection: object = None, *, verb: str = "this call", instead: str = "the async twin"
+    ) -> T:
         """One call: in the caller's transaction if `connection` is given, else in one of its own.
 
         Raises BlockingCallError inside a running event loop, unless the caller brought the connection and so has

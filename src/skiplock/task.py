@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
@@ -44,13 +44,13 @@ class Options:
 class Task(Generic[P, R]):
     """A registered function. Calling it runs it, here and now, with nothing queued.
 
-        @app.task(queue="mail")
-        async def send_welcome(to: str, name: str) -> None: ...
+    @app.task(queue="mail")
+    async def send_welcome(to: str, name: str) -> None: ...
 
-        send_welcome.enqueue(to="ann@example.org", name="Ann")
-        await send_welcome.aenqueue(to="ann@example.org", name="Ann")
-        send_welcome.using(delay="5m", priority=2).enqueue(to="ann@example.org", name="Ann")
-        await send_welcome(to="ann@example.org", name="Ann")
+    send_welcome.enqueue(to="ann@example.org", name="Ann")
+    await send_welcome.aenqueue(to="ann@example.org", name="Ann")
+    send_welcome.using(delay="5m", priority=2).enqueue(to="ann@example.org", name="Ann")
+    await send_welcome(to="ann@example.org", name="Ann")
     """
 
     def __init__(self, app: Skiplock, spec: TaskSpec, options: Options | None = None) -> None:
@@ -103,7 +103,7 @@ class Task(Generic[P, R]):
         max_attempts: int | None = None,
         timeout: Duration | None = None,
         backoff: Backoff | None = None,
-        tags: tuple[str, ...] | list[str] | None = None,
+        tags: Sequence[str] | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> Task[P, R]:
         """This task with other settings for the jobs it makes. Repeated calls add up.
@@ -197,7 +197,7 @@ def check_timeout(timeout: Duration) -> float:
     return found
 
 
-def check_tags(tags: tuple[str, ...] | list[str]) -> tuple[str, ...]:
+def check_tags(tags: Sequence[str]) -> tuple[str, ...]:
     """Up to 50 names. Raises OptionError."""
     if isinstance(tags, str) or len(tags) > 50:
         raise OptionError(f"tags={tags!r}: give a list of at most 50 texts")

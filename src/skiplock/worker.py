@@ -1,9 +1,9 @@
 """The worker: one process that claims, runs and settles. The rooms are wired here.
 
-    Ear (thread) ──bell──┐                        ┌─▶ Runner ─▶ handlers
-    Heart (thread) ─beat─┴─▶ claim loop ─▶ Lines ─┤
-                              ▲   └─ Claimer      └─▶ Settler ─▶ database
-                              └────── space ◀──────── attempts end
+Ear (thread) ──bell──┐                        ┌─▶ Runner ─▶ handlers
+Heart (thread) ─beat─┴─▶ claim loop ─▶ Lines ─┤
+                          ▲   └─ Claimer      └─▶ Settler ─▶ database
+                          └────── space ◀──────── attempts end
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from skiplock.work.run import Runner
 from skiplock.work.settle import Settler
 from skiplock.work.startmap import StartMap
 
+STALLED_AFTER = 1.0  # seconds without a start after which jobs claimed ahead are given back
 FLUSH_TIME = 10.0  # seconds at the end for outcomes that are not settled yet
 
 
@@ -72,18 +73,20 @@ class Worker:
         await self._register()
         self._build(dsn, schema)
         settling = asyncio.create_task(self._settler.run())
+        tidying = asyncio.create_task(self._tidy())
         self._heart.start()
         self._ear.start()
         self._events.emit("worker_started", worker=self.id, name=self.name, queues=dict(self.settings.queues))
         try:
             await self._claim_loop()
         finally:
+            tidying.cancel()
             await self._shut_down(settling)
 
     def _build(self, dsn: str, schema: str) -> None:
         settings, app = self.settings, self.app
         self._lines = Lines(settings.queues, settings.max_ahead, settings.max_claim)
-        self._settler = Settler(self._settles, schema, self._events)
+        self._settler = Settler(self._settles, schema, self._events, self._startmap)
         self._claimer = Claimer(self._claims, schema, list(app.tasks))
         self._sleeper = Sleeper(self._claims, schema, list(settings.queues))
         sync, async_ = app.faces
@@ -125,7 +128,13 @@ class Worker:
     async def _register(self) -> None:
         settings, failures = self.settings, 0
         call = register_call(
-            self.name, socket.gethostname(), os.getpid(), dict(settings.queues), __version__, settings.lost_after, self.app.schema
+            self.name,
+            socket.gethostname(),
+            os.getpid(),
+            dict(settings.queues),
+            __version__,
+            settings.lost_after,
+            self.app.schema,
         )
         while not self._stop.is_set():
             try:
@@ -242,7 +251,9 @@ class Worker:
         level, self._suspects = self._suspects, 0
         free = self._lines.free()
         if free and not self._lines.buffered:
-            self._runner.accept(await self._claimer.claim_suspects(self.id, free, alone=False))
+            jobs = await self._claimer.claim_suspects(self.id, free, alone=False)
+            self._runner.accept(jobs)
+            self._suspects = 1 if jobs else 0  # where some were there may be more, for the next free slots
         if level > 1:
             one = dict.fromkeys(self.settings.queues, 1)
             for job in await self._claimer.claim_suspects(self.id, one, alone=True):
@@ -255,6 +266,12 @@ class Worker:
                 self._runner.start(job, self._lines.by_name[job.queue])
                 await self._either(self._runner.quiet(), self._stop.wait())
             self._heart.beat()  # there may be more of them
+
+    async def _tidy(self) -> None:
+        """Give back what was claimed ahead when nothing has started for a while."""
+        while True:
+            await asyncio.sleep(STALLED_AFTER)
+            self._release(self._lines.take_stalled())
 
     async def _either(self, *waits: Any) -> None:
         tasks = [asyncio.ensure_future(w) for w in waits]

@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from skiplock.core.errors import ConfigurationError
+from skiplock.store import embedded_binaries
+from skiplock.store.embedded import default_data_dir, start_server
+from skiplock.store.embedded_binaries import binaries_version, find_binaries
 from tests.support import connect, eventually
 from tests.support.embedded import (
     BINARIES,
@@ -24,11 +29,6 @@ from tests.support.embedded import (
     server_user,
     start,
 )
-
-from skiplock.core.errors import ConfigurationError
-from skiplock.store import embedded_binaries
-from skiplock.store.embedded import default_data_dir, start_server
-from skiplock.store.embedded_binaries import binaries_version, find_binaries
 
 
 def test_a_temporary_server_comes_and_goes() -> None:

@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from skiplock.core.errors import ConfigurationError
+from skiplock.store import embedded_binaries
+from skiplock.store.embedded import start_server
+from skiplock.store.embedded_binaries import find_binaries, permitted
 from tests.support import eventually
 from tests.support.embedded import (
     BINARIES,
@@ -22,11 +27,6 @@ from tests.support.embedded import (
     server_user,
     start,
 )
-
-from skiplock.core.errors import ConfigurationError
-from skiplock.store import embedded_binaries
-from skiplock.store.embedded import start_server
-from skiplock.store.embedded_binaries import find_binaries, permitted
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="about what root must not do")
 

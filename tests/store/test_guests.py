@@ -11,6 +11,10 @@ import psycopg
 import pytest
 from sqlalchemy import orm
 from sqlalchemy.ext.asyncio import AsyncSession
+
+from skiplock.core.errors import UnsupportedConnectionError
+from skiplock.store.call import Call, nothing
+from skiplock.store.guests import arun_on, run_on
 from tests.support import connect
 from tests.support.django_setup import django_on
 from tests.support.guests import (
@@ -22,10 +26,6 @@ from tests.support.guests import (
     asyncpg_on,
     engine_on,
 )
-
-from skiplock.core.errors import UnsupportedConnectionError
-from skiplock.store.call import Call, nothing
-from skiplock.store.guests import arun_on, run_on
 
 TEXTS = (
     "plain",

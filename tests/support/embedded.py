@@ -32,7 +32,16 @@ def postmaster(server: EmbeddedServer) -> int:
 
 def is_alive(pid: int) -> bool:
     """A zombie (nobody may be there to reap it, in a container) is as dead as one that was reaped."""
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    status = Path(f"/proc/{pid}/stat")
+    if Path("/proc/self/stat").exists():  # small Linux images have no ps
+        try:
+            state = status.read_text().rpartition(")")[2].strip()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+    else:
+        state = subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+        ).stdout
     return bool(state.strip()) and not state.startswith("Z")
 
 

@@ -17,11 +17,11 @@ import sqlalchemy as sa
 from psycopg import AsyncConnection, Connection
 from sqlalchemy import orm
 from sqlalchemy.ext import asyncio as sa_async
-from tests.support import django_setup
 
 from skiplock.core.errors import UnsupportedConnectionError
 from skiplock.store.call import Call
 from skiplock.store.guests import _percent_sql, arun_on, is_async_connection, kind_of, run_on
+from tests.support import django_setup
 
 CALL = Call("SELECT 1", (), list)
 DSN = "postgresql://nobody@localhost/nothing"

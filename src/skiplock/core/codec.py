@@ -238,7 +238,7 @@ def encode_result(value: Any, *, limit: int = MAX_RESULT, task: str = "") -> str
         raw = _encode(value)
         if len(raw) > limit:
             raise _too_large("the result", len(raw), limit, task)
-        if _is_suspicious(raw):
+        if type(value) not in (int, bool) and _is_suspicious(raw):
             find_fault(value, _encode)
     except ArgumentError:
         raise

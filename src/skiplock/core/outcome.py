@@ -99,7 +99,9 @@ def _parse(text: str, where: str) -> float:
         try:
             total += float(number) * _UNITS[unit or "s"]
         except (KeyError, ValueError):
-            raise OptionError(f'{where}: {text!r} is not a duration; give text like "500ms", "90s" or "1h30m"') from None
+            raise OptionError(
+                f'{where}: {text!r} is not a duration; give text like "500ms", "90s" or "1h30m"'
+            ) from None
         number = ""
     return total
 

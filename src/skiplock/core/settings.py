@@ -29,7 +29,9 @@ class WorkerSettings:
 
     queues: Mapping[str, int] = field(default_factory=lambda: {"default": 50})  # concurrency by queue
     name: str = ""  # shown to people; default host:pid
-    grace: float = 25.0  # after SIGTERM, for running handlers; keep it under your platform's kill timeout (Kubernetes: 30)
+    grace: float = (
+        25.0  # after SIGTERM, for running handlers; keep it under your platform's kill timeout (Kubernetes: 30)
+    )
     beat_every: float = 3.0  # heartbeat; shorter finds the dead sooner and costs one small statement each
     lost_after: float = 9.0  # no beat for so long: other workers take its jobs; must be at least 3 beats
     max_ahead: int = 1000  # jobs claimed ahead of free slots at most, per queue; the real number follows measured speed
@@ -42,7 +44,9 @@ class WorkerSettings:
             raise ConfigurationError("queues: name at least one, as in --queue default=50")
         for name, concurrency in self.queues.items():
             if not isinstance(concurrency, int) or isinstance(concurrency, bool) or not 1 <= concurrency <= 10_000:
-                raise ConfigurationError(f"queue {name!r}: concurrency {concurrency!r} must be a whole number from 1 to 10000")
+                raise ConfigurationError(
+                    f"queue {name!r}: concurrency {concurrency!r} must be a whole number from 1 to 10000"
+                )
         for key in ("grace", "beat_every", "lost_after", "poll_every"):
             value = getattr(self, key)
             if not math.isfinite(value) or value < 0 or (value == 0 and key != "grace"):

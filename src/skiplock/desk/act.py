@@ -57,4 +57,6 @@ def _act(verb: str, job_id: int, schema: str) -> Call[JobState]:
             raise JobStateError(f"job {job_id} is {was}: {_WHY_NOT[verb]}")
         return JobState(was)
 
-    return Call(render(f"SELECT done, was FROM skiplock.{verb}($1::text::bigint)", schema), (str(check_id(job_id)),), read)
+    return Call(
+        render(f"SELECT done, was FROM skiplock.{verb}($1::text::bigint)", schema), (str(check_id(job_id)),), read
+    )

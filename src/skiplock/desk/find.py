@@ -122,7 +122,7 @@ def workers_call(schema: str) -> Call[list[WorkerRecord]]:
     """All registered worker processes."""
 
     def read(rows: Sequence[Row]) -> list[WorkerRecord]:
-        return [WorkerRecord(*row[:4], msgspec.json.decode(row[4]), *row[5:]) for row in rows]
+        return [WorkerRecord(*[*row[:4], msgspec.json.decode(row[4]), *row[5:]]) for row in rows]
 
     return Call(render(_WORKERS, schema), (), read)
 
@@ -137,9 +137,10 @@ def check_id(job_id: int) -> int:
 def _record(row: Row) -> JobRecord:
     (job_id, state, *middle, result, tags, meta, options, attempts) = row
     args = middle[3]
-    fields: list[Any] = [job_id, JobState(state), *middle[:3], _json(args), *middle[4:], _json(result)]
     kept = msgspec.json.decode(attempts, type=list[AttemptRecord]) if attempts else []
-    return JobRecord(*fields, tuple(_json(tags) or ()), _json(meta), _json(options), tuple(kept))
+    fields: list[Any] = [job_id, JobState(state), *middle[:3], _json(args), *middle[4:], _json(result)]
+    fields += [tuple(_json(tags) or ()), _json(meta), _json(options), tuple(kept)]
+    return JobRecord(*fields)
 
 
 def _json(text: str | None) -> Any:

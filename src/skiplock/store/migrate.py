@@ -15,7 +15,15 @@ from psycopg import Connection
 
 from skiplock.core.errors import SchemaError
 from skiplock.store.pool import connect
-from skiplock.store.schema import DEFAULT_SCHEMA, check_schema, functions, functions_checksum, migrations, quoted, render
+from skiplock.store.schema import (
+    DEFAULT_SCHEMA,
+    check_schema,
+    functions,
+    functions_checksum,
+    migrations,
+    quoted,
+    render,
+)
 
 FUNCTIONS = "functions"
 _RECORD = """CREATE TABLE IF NOT EXISTS skiplock.migrations (
@@ -103,7 +111,9 @@ def verify(dsn: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
         if applied.get(FUNCTIONS) != functions_checksum():
             problems.append("functions: another version is installed; run `skiplock db migrate`")
         elif _installed(connection, schema) != applied.get("installed"):
-            problems.append("functions: changed by hand since they were installed; `skiplock db migrate --force` restores them")
+            problems.append(
+                "functions: changed by hand since they were installed; `skiplock db migrate --force` restores them"
+            )
     return problems
 
 
@@ -122,7 +132,11 @@ def script(schema: str = DEFAULT_SCHEMA) -> str:
     for step in _steps({}, schema):
         parts += [f"-- {step.name}", step.sql]
         parts.append(insert + f"VALUES ('{step.name}', '{_checksum(step.name)}');")
-    parts.append(insert + _INSTALLED.replace("SELECT md5", "SELECT 'installed', md5", 1).replace("$1", f"'{quoted(schema)}'") + ";")
+    parts.append(
+        insert
+        + _INSTALLED.replace("SELECT md5", "SELECT 'installed', md5", 1).replace("$1", f"'{quoted(schema)}'")
+        + ";"
+    )
     parts += [render("SELECT skiplock.make_days();", schema), "COMMIT;"]
     return "\n\n".join(parts) + "\n"
 
@@ -139,13 +153,17 @@ def _session(dsn: str) -> Iterator[Connection[Any]]:
 def _applied(connection: Connection[Any], schema: str) -> dict[str, str]:
     if connection.execute("SELECT to_regclass($1) IS NULL", [f"{quoted(schema)}.migrations"]).fetchone() == (True,):
         return {}
-    return dict(connection.execute(render("SELECT name, checksum FROM skiplock.migrations", schema).encode()).fetchall())
+    return dict(
+        connection.execute(render("SELECT name, checksum FROM skiplock.migrations", schema).encode()).fetchall()
+    )
 
 
 def _steps(applied: dict[str, str], schema: str) -> list[Step]:
     newer = sorted(set(applied) - {m.name for m in migrations()} - {FUNCTIONS, "installed"})
     if newer:
-        raise SchemaError(f"schema {schema} was migrated by a newer skiplock (it has {', '.join(newer)}); upgrade this one")
+        raise SchemaError(
+            f"schema {schema} was migrated by a newer skiplock (it has {', '.join(newer)}); upgrade this one"
+        )
     steps = [Step(m.name, render(m.text, schema)) for m in migrations() if m.name not in applied]
     if steps or applied.get(FUNCTIONS) != functions_checksum():
         steps.append(Step(FUNCTIONS, _functions_sql(schema)))

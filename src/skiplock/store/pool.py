@@ -190,4 +190,3 @@ def _probe(connection: Connection[Any]) -> None:
 async def _aprobe(connection: AsyncConnection[Any]) -> None:
     if not _is_fresh(connection):
         await AsyncConnectionPool.check_connection(connection)
-

@@ -29,7 +29,11 @@ class SqlFile:
 
 def check_schema(schema: str) -> str:
     """The name, if it can be used: 1 to 40 bytes (a NOTIFY channel is made of it), no quotes, backslashes, dots or `$`."""
-    if not isinstance(schema, str) or not 1 <= len(schema.encode("utf-8", "replace")) <= 40 or re.search(r"[\"'\\$.\0-\x1f]", schema):
+    if (
+        not isinstance(schema, str)
+        or not 1 <= len(schema.encode("utf-8", "replace")) <= 40
+        or re.search(r"[\"'\\$.\0-\x1f]", schema)
+    ):
         raise ConfigurationError(
             f"schema={schema!r}: use a name of 1 to 40 bytes without quotes, backslashes, dots or dollar signs"
         )

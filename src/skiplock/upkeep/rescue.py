@@ -13,4 +13,6 @@ _REPORT = "SELECT skiplock.report_lost($1::text::bigint, ($2::text)::bigint[], $
 
 def report_lost_call(worker: int, started: Sequence[int], reason: str, schema: str) -> Call[int]:
     """A child died: give its jobs back, spending the attempts of those that had started. Answers how many it held."""
-    return Call(render(_REPORT, schema), (str(worker), number_array(list(started)), reason), lambda rows: int(rows[0][0]))
+    return Call(
+        render(_REPORT, schema), (str(worker), number_array(list(started)), reason), lambda rows: int(rows[0][0])
+    )

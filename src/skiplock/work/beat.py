@@ -22,7 +22,9 @@ from skiplock.store.pool import connect, run_call
 from skiplock.store.schema import render
 
 T = TypeVar("T")
-_REGISTER = "SELECT skiplock.register($1::text, $2::text, $3::text::integer, $4::text::json, $5::text, $6::text::float8)"
+_REGISTER = (
+    "SELECT skiplock.register($1::text, $2::text, $3::text::integer, $4::text::json, $5::text, $6::text::float8)"
+)
 _BEAT = """SELECT known, leader, due_in, waiting, suspects, cancelled, rescued::text
 FROM skiplock.beat($1::text::bigint, $2::text::integer, $3::text, ($4::text)::text[], $5::text::float8, $6::text::boolean)"""
 _LEAVE = "SELECT skiplock.leave($1::text::bigint)"
@@ -51,7 +53,9 @@ class Pulse:
     asleep: bool
 
 
-def register_call(name: str, host: str, pid: int, queues: dict[str, int], version: str, lost_after: float, schema: str) -> Call[int]:
+def register_call(
+    name: str, host: str, pid: int, queues: dict[str, int], version: str, lost_after: float, schema: str
+) -> Call[int]:
     """Register a worker process; answers its id."""
     params = (name, host, str(pid), msgspec.json.encode(queues).decode(), version, str(lost_after))
     return Call(render(_REGISTER, schema), params, lambda rows: int(rows[0][0]))
@@ -59,8 +63,17 @@ def register_call(name: str, host: str, pid: int, queues: dict[str, int], versio
 
 def beat_call(pulse: Pulse, queues: Sequence[str], duty_for: float, schema: str) -> Call[Beat]:
     """One beat."""
-    params = (str(pulse.worker), str(pulse.running), pulse.state, text_array(queues), str(duty_for), str(pulse.asleep).lower())
-    return Call(render(_BEAT, schema), params, lambda rows: Beat(*rows[0][:6], msgspec.json.decode(rows[0][6] or "[]")))
+    params = (
+        str(pulse.worker),
+        str(pulse.running),
+        pulse.state,
+        text_array(queues),
+        str(duty_for),
+        str(pulse.asleep).lower(),
+    )
+    return Call(
+        render(_BEAT, schema), params, lambda rows: Beat(*[*rows[0][:6], msgspec.json.decode(rows[0][6] or "[]")])
+    )
 
 
 def leave_call(worker: int, schema: str) -> Call[int]:

@@ -65,7 +65,9 @@ class Claimer:
     async def _give_back(self) -> None:
         while self._lost:
             worker, lease = self._lost[0]
-            call: Call[int] = Call(render(_RELEASE, self._schema), (str(worker), str(lease)), lambda rows: int(rows[0][0]))
+            call: Call[int] = Call(
+                render(_RELEASE, self._schema), (str(worker), str(lease)), lambda rows: int(rows[0][0])
+            )
             await self._link.run(call)
             self._lost.pop(0)
 

@@ -109,8 +109,8 @@ class JobContext:
     def transaction(self, *, result: Any = None) -> JobTransaction:
         """A transaction on a connection of skiplock's pool; at the end of the block the job is completed in it.
 
-            async with ctx.transaction() as connection:          # psycopg.AsyncConnection; `with` in a `def` handler
-                await connection.execute("INSERT …")
+        async with ctx.transaction() as connection:          # psycopg.AsyncConnection; `with` in a `def` handler
+            await connection.execute("INSERT …")
         """
         return JobTransaction(self, result)
 
@@ -133,13 +133,14 @@ class JobContext:
             charge = await ctx.once("charge-card", lambda: stripe.charge(card, key=f"job-{ctx.id}"))
         """
         if self._reach is None:
-            return await _call(function)
+            only: T = await _call(function)
+            return only
         check_name(name, "step name")
         found = await self._arun(self._recall_call(name), connection)
         if found is not None:
             value: T = msgspec.json.decode(found)
             return value
-        result = await _call(function)
+        result: T = await _call(function)
         await self._arun(self._record_call(name, result), connection)
         return result
 
@@ -205,7 +206,9 @@ class JobTransaction:
         await self._transaction.__aenter__()
         return self._connection
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         try:
             try:
                 if error is None:

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from skiplock.core.ahead import claim_ahead, smoothed
 from skiplock.core.job import Job
 
+SLOW = 1.0  # seconds: what the handlers of a stalled line are taken to need until measured again
+
 
 class Line:
     """One queue in this process. `mean` is the mean run time of its handlers in seconds, None while unknown."""
 
-    __slots__ = ("buffer", "concurrency", "mean", "name", "running")
+    __slots__ = ("buffer", "concurrency", "mean", "name", "running", "seen", "starts")
 
     def __init__(self, name: str, concurrency: int) -> None:
         self.name = name
@@ -20,6 +22,8 @@ class Line:
         self.running = 0
         self.buffer: deque[Job] = deque()
         self.mean: float | None = None
+        self.starts = 0  # attempts started, ever
+        self.seen = 0  # `starts` at the latest look of `take_stalled`
 
     @property
     def free(self) -> int:
@@ -69,6 +73,18 @@ class Lines:
     def free(self) -> dict[str, int]:
         """Free slots by queue: room for jobs that must start at once."""
         return {line.name: line.free for line in self.by_name.values() if line.free > 0}
+
+    def take_stalled(self) -> list[Job]:
+        """Empty the buffers of lines that started nothing since the latest call: fast jobs turned slow, and what was
+        claimed ahead would wait behind them while other workers may be idle. These jobs are to be released."""
+        stalled: list[Job] = []
+        for line in self.by_name.values():
+            if line.buffer and line.starts == line.seen:
+                stalled += line.buffer
+                line.buffer.clear()
+                line.mean = max(line.mean or 0.0, SLOW)
+            line.seen = line.starts
+        return stalled
 
     def take_buffered(self) -> list[Job]:
         """Empty all buffers: these jobs are to be released."""

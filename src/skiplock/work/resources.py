@@ -1,12 +1,12 @@
 """Resources: things a handler needs opened, declared as parameters.
 
-    @asynccontextmanager
-    async def session_scope():
-        async with SessionLocal() as session:
-            yield session
+@asynccontextmanager
+async def session_scope():
+    async with SessionLocal() as session:
+        yield session
 
-    @app.task
-    async def import_rows(path: str, db: AsyncSession = Resource(session_scope)) -> int: ...
+@app.task
+async def import_rows(path: str, db: AsyncSession = Resource(session_scope)) -> int: ...
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from typing import Any, TypeVar, overload
 
 from skiplock.core.errors import TaskDefinitionError
@@ -57,7 +64,7 @@ def resources_of(function: Callable[..., Any], task: str) -> dict[str, ResourceS
     return found
 
 
-def manager_of(spec: ResourceSpec) -> AbstractContextManager[Any] | AbstractAsyncContextManager[Any]:
+def manager_of(spec: ResourceSpec) -> Any:
     """A new context manager of a resource."""
     factory = spec.factory
     if inspect.isasyncgenfunction(factory):
@@ -66,8 +73,7 @@ def manager_of(spec: ResourceSpec) -> AbstractContextManager[Any] | AbstractAsyn
         return contextmanager(factory)()
     made = factory()
     if hasattr(made, "__aenter__") or hasattr(made, "__enter__"):
-        manager: AbstractContextManager[Any] | AbstractAsyncContextManager[Any] = made
-        return manager
+        return made
     raise TypeError(f"Resource factory {factory!r} returned {type(made).__name__}, which is no context manager")
 
 
@@ -115,7 +121,9 @@ def is_async_resource(spec: ResourceSpec) -> bool:
     return inspect.isasyncgenfunction(factory) or inspect.iscoroutinefunction(getattr(factory, "__aenter__", None))
 
 
-def split(resources: Mapping[str, ResourceSpec], in_thread: bool) -> tuple[dict[str, ResourceSpec], dict[str, ResourceSpec]]:
+def split(
+    resources: Mapping[str, ResourceSpec], in_thread: bool
+) -> tuple[dict[str, ResourceSpec], dict[str, ResourceSpec]]:
     """(opened on the loop, opened in the handler's thread)."""
     inside = {n: r for n, r in resources.items() if in_thread and r.scope == "attempt" and not is_async_resource(r)}
     return {n: r for n, r in resources.items() if n not in inside}, inside

@@ -39,7 +39,20 @@ _UNCOMMITTED = Failure("CompletionNotCommitted", "ctx.complete() was called, but
 class Running:
     """One attempt in progress."""
 
-    __slots__ = ("aio", "context", "job", "line", "settled", "slot", "started", "task", "thread", "timeout", "timer", "why")
+    __slots__ = (
+        "aio",
+        "context",
+        "job",
+        "line",
+        "settled",
+        "slot",
+        "started",
+        "task",
+        "thread",
+        "timeout",
+        "timer",
+        "why",
+    )
 
     def __init__(self, job: Job, line: Line, task: Prepared) -> None:
         self.job = job
@@ -105,6 +118,7 @@ class Runner:
         self.running[job.id, job.lease] = entry
         self._quiet.clear()
         line.running += 1
+        line.starts += 1
         if self._startmap is not None:
             entry.slot = self._startmap.begin(job.id)
         entry.aio = self._loop.create_task(self._attempt(entry))
@@ -216,8 +230,10 @@ class Runner:
         job = entry.job
         entry.settled = True
         if entry.why == LOST:
+            if self._startmap is not None:
+                self._startmap.end(entry.slot)
             return  # someone else has the job; there is nothing to say
-        self._settler.add(outcome)
+        self._settler.add(outcome, entry.slot)
         if outcome.delay is not None:
             self._on_delay(outcome.delay)
         if outcome.verdict == Verdict.DEAD:
@@ -232,8 +248,6 @@ class Runner:
         line = entry.line
         line.running -= 1
         line.measured(took)
-        if self._startmap is not None:
-            self._startmap.end(entry.slot)
         del self.running[entry.job.id, entry.job.lease]
         if not self.stopped:
             if line.buffer:
@@ -305,12 +319,16 @@ class Runner:
         self._events.emit(moment, job=job, task=job.task, queue=job.queue, attempt=job.attempt, **fields)
         for hook in task.hooks.get(moment, ()):
             try:
-                hook(Event(moment, {"job": job, "task": job.task, "queue": job.queue, "attempt": job.attempt, **fields}))
+                hook(
+                    Event(moment, {"job": job, "task": job.task, "queue": job.queue, "attempt": job.attempt, **fields})
+                )
             except Exception as error:  # a hook never decides the fate of a job
                 self._events.emit("hook_failed", hook=getattr(hook, "__qualname__", repr(hook)), error=error)
 
 
-def _wrapped(middleware: Callable[..., Any], context: JobContext, inner: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+def _wrapped(
+    middleware: Callable[..., Any], context: JobContext, inner: Callable[[], Awaitable[Any]]
+) -> Callable[[], Awaitable[Any]]:
     async def call() -> Any:
         return await middleware(context, inner)
 
@@ -322,7 +340,12 @@ def _stack_of(entry: Running) -> str:
     if entry.thread is not None:
         for frame in sys._current_frames().values():
             lines = traceback.format_stack(frame)
-            if any(entry.task.function.__code__.co_filename in line and entry.task.function.__name__ in line for line in lines):
+            if any(
+                entry.task.function.__code__.co_filename in line and entry.task.function.__name__ in line
+                for line in lines
+            ):
                 return "".join(lines[-8:])
         return ""
-    return "".join(line for f in (entry.aio.get_stack(limit=8) if entry.aio else []) for line in traceback.format_stack(f)[-1:])
+    return "".join(
+        line for f in (entry.aio.get_stack(limit=8) if entry.aio else []) for line in traceback.format_stack(f)[-1:]
+    )

@@ -19,6 +19,7 @@ from skiplock.store.guard import Meaning, meaning
 from skiplock.store.link import Link, pause
 from skiplock.store.literal import number_array, text_array
 from skiplock.store.schema import render
+from skiplock.work.startmap import StartMap
 
 MAX_BATCH = 2000
 MAX_BYTES = 8_000_000  # of results and failures in one statement
@@ -29,18 +30,22 @@ _SETTLE = """SELECT refused_id, refused_lease FROM skiplock.settle(
 class Settler:
     """Collects outcomes and settles them. `add` is called by the runner, on the loop."""
 
-    def __init__(self, link: Link, schema: str, events: Events) -> None:
+    def __init__(self, link: Link, schema: str, events: Events, startmap: StartMap | None = None) -> None:
         self._link = link
+        self._startmap = startmap
         self._sql = render(_SETTLE, schema)
         self._events = events
         self._open: list[Outcome] = []
+        self._slots: list[int] = []  # of the start map, one an outcome
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def add(self, outcome: Outcome) -> None:
-        """Keep this outcome until it is settled."""
+    def add(self, outcome: Outcome, slot: int = -1) -> None:
+        """Keep this outcome until it is settled, and its slot of the start map: a job whose handler has ended and whose
+        outcome is lost with the process has had its effect, and must count as started."""
         self._open.append(outcome)
+        self._slots.append(slot)
         self._wake.set()
         self._idle.clear()
 
@@ -67,14 +72,14 @@ class Settler:
                     failures += 1
                     if meaning(error) is Meaning.BUG:
                         await self._one_by_one(batch)
-                        del self._open[: len(batch)]
+                        self._settled(len(batch))
                         continue
                     wait = pause(failures)
                     self._events.emit("settle_failed", error=error, retry_in=wait)
                     await asyncio.sleep(wait)
                     continue
                 failures = 0
-                del self._open[: len(batch)]
+                self._settled(len(batch))
                 if refused:
                     self._events.emit("settle_refused", jobs=[job_id for job_id, _ in refused])
             self._idle.set()
@@ -89,12 +94,20 @@ class Settler:
                 except Exception as error:
                     self._events.emit("settle_failed", error=error, retry_in=0.0)
                     if meaning(error) is not Meaning.BUG:
-                        self._open.append(outcome)
+                        self.add(outcome)
                         break
+
+    def _settled(self, count: int) -> None:
+        if self._startmap is not None:
+            for slot in self._slots[:count]:
+                self._startmap.end(slot)
+        del self._open[:count], self._slots[:count]
 
 
 def _last_resort(outcome: Outcome) -> Outcome:
-    failure = Failure("SettleRefused", f"the database refused to store what this attempt ended with ({outcome.verdict})")
+    failure = Failure(
+        "SettleRefused", f"the database refused to store what this attempt ended with ({outcome.verdict})"
+    )
     return Outcome(outcome.id, outcome.lease, Verdict.DEAD, outcome.took, failure=failure)
 
 

@@ -14,12 +14,13 @@ from pathlib import Path
 
 _INT = struct.Struct("<q")
 _HEADER = 1  # slot 0 holds the worker's id
+SLOTS = 65_536  # running handlers, and those whose outcome is not settled yet: far more than a worker ever holds
 
 
 class StartMap:
     """Slots of eight bytes: the worker's id, then the ids of the jobs that run, 0 where free."""
 
-    def __init__(self, path: Path, slots: int) -> None:
+    def __init__(self, path: Path, slots: int = SLOTS) -> None:
         self.path = path
         with path.open("r+b") as file:
             file.truncate(_INT.size * (slots + _HEADER))
@@ -27,7 +28,7 @@ class StartMap:
         self._free = list(range(slots + _HEADER - 1, _HEADER - 1, -1))
 
     @classmethod
-    def create(cls, slots: int) -> StartMap:
+    def create(cls, slots: int = SLOTS) -> StartMap:
         """A new one in the temporary folder, readable by this user only."""
         handle, name = tempfile.mkstemp(prefix="skiplock-started-")
         os.close(handle)
@@ -44,7 +45,7 @@ class StartMap:
         return found
 
     def begin(self, job_id: int) -> int:
-        """A job starts; answers its slot. -1 if all are taken (handlers that outlived their timeout)."""
+        """A job starts; answers its slot, to be ended when its outcome is settled. -1 if all are taken."""
         if not self._free:
             return -1
         slot = self._free.pop()
@@ -52,7 +53,7 @@ class StartMap:
         return slot
 
     def end(self, slot: int) -> None:
-        """It ended."""
+        """It was settled."""
         if slot >= 0:
             _INT.pack_into(self._map, slot * _INT.size, 0)
             self._free.append(slot)

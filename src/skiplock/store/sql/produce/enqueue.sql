@@ -19,6 +19,7 @@ AS $$
 DECLARE
     v_now timestamptz := skiplock.now();
     v_due timestamptz;
+    v_ready_queues text[] := $3;
 BEGIN
     PERFORM skiplock._check_new_jobs($1, $2, $3, $4, $5, $6, $7);
     IF $5 IS NULL AND $6 IS NULL THEN
@@ -51,14 +52,17 @@ BEGIN
             FROM n WHERE n.due > v_now
         )
         SELECT n.id FROM n ORDER BY n.nth;
-        SELECT min(coalesce(u.run_at, v_now + make_interval(secs => u.delay))) INTO v_due
-        FROM unnest($5, $6) AS u (delay, run_at)
-        WHERE coalesce(u.run_at, v_now + make_interval(secs => u.delay)) > v_now;
+        -- Jobs for later wake nobody in their queue, only the timer.
+        SELECT min(n.due) FILTER (WHERE n.due > v_now),
+               array_agg(DISTINCT n.queue) FILTER (WHERE n.due <= v_now OR n.due IS NULL)
+        INTO v_due, v_ready_queues
+        FROM (SELECT u.queue, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) AS due
+              FROM unnest($3, $5, $6) AS u (queue, delay, run_at)) n;
         IF v_due IS NOT NULL THEN
             PERFORM skiplock._ring_timer(v_due);
         END IF;
     END IF;
-    PERFORM skiplock._ring($3);
+    PERFORM skiplock._ring(v_ready_queues);
 END $$;
 
 -- Refuse what could never run or never be read again. Errors carry SQLSTATE SK001 and name the job's place in the list.
