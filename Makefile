@@ -10,7 +10,8 @@ PYTHON ?=
 J ?= 2
 PG ?=
 T ?=
-# arguments of make demo and make bench
+# make bench: workloads; arguments of make demo and make bench
+W ?=
 ARGS ?=
 
 BIN = .venv/bin
@@ -38,7 +39,7 @@ help:
 	@echo 'make demo   [ARGS=...]                 try skiplock: starts its own PostgreSQL, needs nothing but Python'
 	@echo 'make test   [PG=folder] [J=2] [T=...]  check, then all tests; PG: a folder of PostgreSQL server binaries'
 	@echo 'make check                             style, types, import rules'
-	@echo 'make bench  [ARGS=...]                 measure'
+	@echo 'make bench  [W="W3 W6"] [ARGS=...]      measure; see bench/README.md'
 	@echo 'make lock                              renew $(LOCK)'
 	@echo 'make clean                             remove what these made'
 	@echo 'All take PYTHON=/path/to/python3 (3.11 or newer).'
@@ -56,7 +57,7 @@ check: .venv/dev.done
 	$(BIN)/lint-imports
 
 bench: .venv/dev.done
-	$(BIN)/python -m bench $(ARGS)
+	$(BIN)/python -m bench $(W) $(ARGS)
 
 # A file, not the folder, says that it is complete: an interrupted one is made anew.
 .venv/made.done:

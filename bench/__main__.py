@@ -8,10 +8,12 @@ import sys
 import tempfile
 import time
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.status import Status
 
 from bench.adapter import SkiplockSystem
 from bench.contender import ROOT, BenchError, Contender
@@ -54,24 +56,28 @@ def measure(console: Console, names: list[str], scale: Scale) -> tuple[dict[str,
         server() as found,
     ):
         about: dict[str, Any] = {**facts(found.dsn()), "cores": os.cpu_count(), "load": [os.getloadavg()[0]]}
-        contenders = [Contender(found, kind, Path(folder)) for kind in (Reference, SkiplockSystem)]
+        reference, skiplock = (Contender(found, kind, Path(folder)) for kind in (Reference, SkiplockSystem))
         try:
             for name in names:
                 began = time.monotonic()
-                bench = Bench(*contenders, scale, lambda text, name=name: status.update(f"{name}: {text}"))  # type: ignore[misc]
+                bench = Bench(reference, skiplock, scale, partial(_say, status, name))
                 results[name] = WORKLOADS[name](bench)
                 about["load"].append(os.getloadavg()[0])
                 console.print(f"{name} took {time.monotonic() - began:.0f} s", style="dim", highlight=False)
         finally:
-            for contender in contenders:
-                contender.close()
+            reference.close()
+            skiplock.close()
     return results, about
+
+
+def _say(status: Status, name: str, text: str) -> None:
+    status.update(f"{name}: {text}")
 
 
 def main() -> int:
     """The exit code: 0, or 1 if the run could not be finished."""
     names, scale, out = parse()
-    console = Console() if sys.stdout.isatty() else Console(width=100)
+    console = Console() if sys.stdout.isatty() else Console(width=120)
     try:
         results, about = measure(console, names, scale)
     except BenchError as error:

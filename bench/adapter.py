@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from bench.marks import Marks, payload
 from bench.system import System
@@ -32,7 +33,7 @@ class SkiplockSystem(System):
     unfinished_sql = """
         select %(jobs)s - count(*) from skiplock.jobs_finished where id > %(base)s and state = 'completed'"""
     _app: Skiplock
-    _noop: Task[..., object]
+    _noop: Task[..., Any]
 
     def setup(self) -> None:
         migrate(self.dsn)
@@ -59,7 +60,7 @@ class SkiplockSystem(System):
         os._exit(run_worker(app, WorkerSettings()))
 
 
-def _task(app: Skiplock, marks: Marks | None) -> Task[..., object]:
+def _task(app: Skiplock, marks: Marks | None) -> Task[..., Any]:
     @app.task(name="bench.noop")
     async def noop(to: str, subject: str, n: int) -> None:
         if marks is not None:

@@ -85,7 +85,7 @@ def rounds(found: Results) -> Table:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for nth, column in enumerate(columns):
-        table.add_column(column, justify="left" if column in ("", "system") or nth == 0 else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column in ("", "system") or nth == 0 else "right")
     return table
 
 

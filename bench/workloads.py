@@ -27,12 +27,12 @@ class Scale:
     single: int = 2_000  # W2
     drain: int = 100_000  # W3, W3x2
     rate: int = 50  # W4: jobs a second
-    load_seconds: int = 10  # W4
+    load_seconds: int = 6  # W4
     backlog: int = 1_000_000  # W5
     window: float = 3.0  # W5: seconds a repetition drains
     rounds: int = 20  # W6
     round_jobs: int = 10_000  # W6
-    idle_seconds: float = 10.0  # W7: seconds a repetition watches
+    idle_seconds: float = 6.0  # W7: seconds a repetition watches
     cap: float = 120.0  # seconds a drain may take
 
 

@@ -15,8 +15,9 @@ FAR = "2100-01-01 00:00+00"
 
 
 @pytest.fixture
-def db(fresh_dsn: str) -> Iterator[Verbs]:
-    with open_verbs(fresh_dsn) as verbs:
+def db(dsn: str) -> Iterator[Verbs]:
+    with open_verbs(dsn) as verbs:
+        verbs.empty()
         yield verbs
 
 
@@ -175,9 +176,9 @@ def test_a_rollback_leaves_none(db: Verbs) -> None:
     assert db.count() == 0
 
 
-def test_a_job_is_seen_by_nobody_before_its_commit(db: Verbs, fresh_dsn: str) -> None:
+def test_a_job_is_seen_by_nobody_before_its_commit(db: Verbs, dsn: str) -> None:
     worker = db.register()
-    with open_verbs(fresh_dsn) as other:
+    with open_verbs(dsn) as other:
         with other.transaction():
             job = other.enqueue()
             assert db.claim(worker) == []
@@ -188,14 +189,14 @@ def test_a_job_is_seen_by_nobody_before_its_commit(db: Verbs, fresh_dsn: str) ->
 
 
 @pytest.fixture
-def producer(db: Verbs, fresh_dsn: str) -> Iterator[Verbs]:
+def producer(db: Verbs, dsn: str) -> Iterator[Verbs]:
     """A role with USAGE on the schema and EXECUTE on enqueue, and nothing else."""
     name = "producer_" + db.value("SELECT current_database()")
     db.rows(f"CREATE ROLE {name}")
     db.rows(f"GRANT USAGE ON SCHEMA skiplock TO {name}")
     signature = db.value("SELECT oid::regprocedure::text FROM pg_proc WHERE oid = 'skiplock.enqueue'::regproc")
     db.rows(f"GRANT EXECUTE ON FUNCTION {signature} TO {name}")
-    with connect(fresh_dsn) as connection:
+    with connect(dsn) as connection:
         connection.execute(f"SET SESSION AUTHORIZATION {name}")
         yield Verbs(connection)
     db.rows(f"DROP OWNED BY {name}")
@@ -265,8 +266,8 @@ class Listener:
 
 
 @pytest.fixture
-def listener(fresh_dsn: str) -> Iterator[Listener]:
-    found = Listener(fresh_dsn)
+def listener(dsn: str) -> Iterator[Listener]:
+    found = Listener(dsn)
     yield found
     found._connection.close()
 
@@ -304,7 +305,7 @@ def test_other_queues_do_not_ring(db: Verbs, listener: Listener) -> None:
 
 def test_a_disarmed_bell_is_silent(db: Verbs, listener: Listener) -> None:
     arm(db, "a")
-    db.move_time(2)
+    db.rows("UPDATE skiplock.bells SET armed_at = armed_at - interval '2 s'")
     db.rows("SELECT skiplock.disarm(ARRAY['a'])")
     db.enqueue(queue="a")
     assert listener.heard() == []
@@ -343,7 +344,7 @@ def test_a_job_for_later_rings_no_queue_until_it_is_promoted(db: Verbs, listener
     arm(db, "a")
     db.enqueue(queue="a", delay="1 hour")
     assert listener.heard() == []
-    db.move_time(3601)
+    db.rows("UPDATE skiplock.jobs_waiting SET run_at = run_at - interval '1 hour'")
     db.rows("SELECT skiplock.promote()")
     assert listener.heard() == ["a"]
 

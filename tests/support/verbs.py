@@ -129,6 +129,16 @@ class Verbs:
         found: int = self.value(f"SELECT count(*) FROM skiplock.{table}")
         return found
 
+    # -- between tests ----------------------------------------------------------------------------------------------
+
+    def empty(self) -> None:
+        """Everything as after the migration, but for the numbers. Cheaper than another database."""
+        for table in ("jobs", "attempts", "steps", "cancellations", "workers", "queues"):
+            self.rows(f"DELETE FROM skiplock.{table}")
+        self.rows("DELETE FROM skiplock.bells WHERE queue <> ''")
+        self.rows("UPDATE skiplock.bells SET until = NULL")
+        self.rows("UPDATE skiplock.duties SET worker = NULL, until = NULL")
+
     # -- time --------------------------------------------------------------------------------------------------------
 
     def move_time(self, seconds: float) -> None:

@@ -41,6 +41,14 @@ _AGAIN = {"40001", "40P01", "55P03", "57014"}
 _SCHEMA = {"3F000", "42P01", "42883", "42703"}
 _RECONNECT = {"25006", "57P01", "57P02", "57P03", "57P05"}
 
+# Errors that were translated already.
+_OURS = (
+    (DatabaseUnavailableError, Meaning.RECONNECT),
+    (SchemaError, Meaning.SCHEMA),
+    (ConfigurationError, Meaning.CONFIGURATION),
+    (SkiplockError, Meaning.OURS),
+)
+
 
 def sqlstate(error: BaseException) -> str | None:
     """The SQLSTATE of a driver's error, whichever driver raised it (SQLAlchemy and Django wrap theirs)."""
@@ -57,6 +65,9 @@ def sqlstate(error: BaseException) -> str | None:
 
 def meaning(error: BaseException) -> Meaning:
     """What this error means for whoever runs our statements."""
+    for ours, found in _OURS:
+        if isinstance(error, ours):
+            return found
     code = sqlstate(error)
     if code is None:
         is_connection = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | OSError | TimeoutError)

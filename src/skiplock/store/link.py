@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from psycopg import AsyncConnection, Error
 
-from skiplock.core.errors import SkiplockError
 from skiplock.store.call import Call
 from skiplock.store.guard import Meaning, meaning, translate
 from skiplock.store.pool import aconnect
@@ -62,4 +61,4 @@ class Link:
 
 def is_hopeless(error: BaseException) -> bool:
     """Whether repeating cannot help: a wrong password, no such database, no schema."""
-    return isinstance(error, SkiplockError) or meaning(error) in (Meaning.SCHEMA, Meaning.CONFIGURATION)
+    return meaning(error) in (Meaning.SCHEMA, Meaning.CONFIGURATION)

@@ -70,12 +70,10 @@ class Settler:
                     refused = await self._link.run(settle_call(batch, self._sql))
                 except Exception as error:  # whatever it is, the outcomes are kept
                     failures += 1
-                    if meaning(error) is Meaning.BUG:
-                        await self._one_by_one(batch)
-                        self._settled(len(batch))
-                        continue
                     wait = pause(failures)
                     self._events.emit("settle_failed", error=error, retry_in=wait)
+                    if meaning(error) is Meaning.BUG:
+                        await self._one_by_one(batch)
                     await asyncio.sleep(wait)
                     continue
                 failures = 0
@@ -85,17 +83,22 @@ class Settler:
             self._idle.set()
 
     async def _one_by_one(self, batch: list[Outcome]) -> None:
-        """The server refused a batch for what is in it: find the culprit, and settle it with a plain text instead."""
+        """The server refused a batch for what is in it: settle the others, and the culprit with a plain text instead.
+
+        Stops at the first that fails both ways; what is left is tried again after a pause.
+        """
         for outcome in batch:
-            for attempt in (outcome, _last_resort(outcome)):
+            try:
+                await self._link.run(settle_call([outcome], self._sql))
+            except Exception as error:
+                if meaning(error) is not Meaning.BUG:
+                    return
                 try:
-                    await self._link.run(settle_call([attempt], self._sql))
-                    break
-                except Exception as error:
-                    self._events.emit("settle_failed", error=error, retry_in=0.0)
-                    if meaning(error) is not Meaning.BUG:
-                        self.add(outcome)
-                        break
+                    await self._link.run(settle_call([_last_resort(outcome)], self._sql))
+                except Exception as again:
+                    self._events.emit("settle_failed", error=again, retry_in=pause(1))
+                    return
+            self._settled(1)
 
     def _settled(self, count: int) -> None:
         if self._startmap is not None:

@@ -105,7 +105,7 @@ BEGIN
         INSERT INTO skiplock.jobs_ready AS j
             (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args,
              tags, meta, options, error)
-        SELECT g.id, nextval('skiplock.job_numbers'), g.lease, g.enqueued_at, g.run_at,
+        SELECT g.id, nextval('skiplock.job_numbers'), NULL, g.enqueued_at, g.run_at,  -- no lease: a late settle is refused
                CASE WHEN $3 IS NULL THEN g.attempt - 1 ELSE g.attempt END, g.max_attempts, g.priority, g.losses + 1,
                'ready', g.queue, g.task, g.args, g.tags, g.meta, g.options, v_error
         FROM gone g

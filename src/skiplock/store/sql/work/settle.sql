@@ -24,10 +24,16 @@ BEGIN
         FROM json_to_recordset(others) AS o (id bigint, lease bigint);
     END IF;
     IF cardinality(v_done) < cardinality(v_all) THEN
-        RETURN QUERY
-        SELECT u.id, u.lease FROM unnest(v_all, v_all_leases) AS u (id, lease)
+        SELECT array_agg(u.id), array_agg(u.lease) INTO v_all, v_all_leases
+        FROM unnest(v_all, v_all_leases) AS u (id, lease)
         WHERE u.id <> ALL (v_done)
           AND NOT EXISTS (SELECT FROM skiplock.jobs j WHERE j.id = u.id AND j.lease = u.lease AND j.state <> 'running' AND j.state <> 'ready');
+        -- Released, or due again meanwhile: looked for last, because ready has no index on id.
+        IF v_all IS NOT NULL THEN
+            RETURN QUERY
+            SELECT u.id, u.lease FROM unnest(v_all, v_all_leases) AS u (id, lease)
+            WHERE NOT EXISTS (SELECT FROM skiplock.find(v_all) f WHERE f.id = u.id AND f.lease = u.lease AND f.state = 'ready');
+        END IF;
     END IF;
 END $$;
 
@@ -88,6 +94,7 @@ BEGIN
 END $$;
 
 -- Running → ready, attempt given back, place in line kept: the job was never started, or was interrupted by a shutdown.
+-- A cancel request wins here too: the job would otherwise run again, under a worker that never hears of it.
 CREATE OR REPLACE FUNCTION skiplock._release(ids bigint[], leases bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
@@ -96,7 +103,17 @@ AS $$
 DECLARE
     v_moved bigint[];
     v_queues text[];
+    v_cancelled bigint[];
+    v_cancelled_leases bigint[];
 BEGIN
+    -- Locked first: a cancel that comes meanwhile is either seen below, or waits and finds the job where it has gone.
+    PERFORM 1 FROM skiplock.jobs_running r JOIN unnest(ids, leases) AS u (id, lease) ON r.id = u.id AND r.lease = u.lease
+    ORDER BY r.id FOR UPDATE OF r;
+    SELECT array_agg(u.id), array_agg(u.lease) INTO v_cancelled, v_cancelled_leases
+    FROM unnest(ids, leases) AS u (id, lease) JOIN skiplock.cancellations c ON c.job_id = u.id;
+    IF v_cancelled IS NOT NULL THEN
+        v_cancelled := skiplock._finish(v_cancelled, v_cancelled_leases, 'cancelled', NULL, NULL, NULL);
+    END IF;
     WITH gone AS (
         DELETE FROM skiplock.jobs_running r USING unnest(ids, leases) AS u (id, lease)
         WHERE r.id = u.id AND r.lease = u.lease
@@ -114,7 +131,7 @@ BEGIN
     IF v_queues IS NOT NULL THEN
         PERFORM skiplock._ring(v_queues);
     END IF;
-    RETURN coalesce(v_moved, '{}');
+    RETURN coalesce(v_moved, '{}') || coalesce(v_cancelled, '{}');
 END $$;
 
 -- Running → retryable (or ready, when there is nothing to wait for). `spend` false gives the attempt back (snooze).

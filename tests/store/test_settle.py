@@ -1,0 +1,425 @@
+"""Settling: what each verdict does to a job, once, and only for the attempt that owns it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+from tests.support.verbs import Claimed, Verbs, at_once, failure, open_verbs, verdict
+
+from skiplock.core.outcome import Outcome, Verdict
+from skiplock.work.settle import _SETTLE, settle_call
+
+
+@pytest.fixture(scope="module")
+def db(dsn: str) -> Iterator[Verbs]:
+    with open_verbs(dsn) as verbs:
+        yield verbs
+
+
+@pytest.fixture
+def worker(db: Verbs) -> Iterator[int]:
+    """A registered one, in an empty database."""
+    db.empty()
+    yield db.register("Ann's")
+
+
+def running(db: Verbs, worker: int, number: int = 1, **options: Any) -> list[Claimed]:
+    db.enqueue_some(number, **options)
+    claimed = db.claim(worker)
+    assert len(claimed) == number
+    return claimed
+
+
+def all_rows(db: Verbs) -> list[Any]:
+    return [db.rows(f"SELECT * FROM skiplock.{table} ORDER BY 1") for table in ("jobs", "attempts", "cancellations")]
+
+
+# --- each verdict -----------------------------------------------------------------------------------------------------
+
+# verdict and what comes with it → (state, attempt afterwards, verdict of the kept attempt, error)
+VERDICTS: dict[str, tuple[str, dict[str, Any], tuple[str, int, str | None, str | None]]] = {
+    "retry": ("retry", {"failure": failure(), "delay": 60}, ("retryable", 1, "retry", "ValueError: boom")),
+    "retry at once": ("retry", {"failure": failure(), "delay": 0}, ("retryable", 1, "retry", "ValueError: boom")),
+    "retry without a delay": ("retry", {"failure": failure()}, ("retryable", 1, "retry", "ValueError: boom")),
+    "snooze": ("snooze", {"delay": 60}, ("retryable", 0, None, None)),
+    "release": ("release", {}, ("ready", 0, None, None)),
+    "cancelled": ("cancelled", {"failure": failure("stop", "Cancel")}, ("cancelled", 1, "cancelled", "Cancel: stop")),
+    "cancelled without a word": ("cancelled", {}, ("cancelled", 1, "cancelled", None)),
+    "dead": ("dead", {"failure": failure()}, ("dead", 1, "dead", "ValueError: boom")),
+    "dead without a message": ("dead", {"failure": failure("")}, ("dead", 1, "dead", "ValueError")),
+    "only the first line is the job's error": (
+        "dead",
+        {"failure": failure("a\nb")},
+        ("dead", 1, "dead", "ValueError: a"),
+    ),
+    "and only so much of it": (
+        "dead",
+        {"failure": failure("x" * 999)},
+        ("dead", 1, "dead", "ValueError: " + "x" * 188),
+    ),
+}
+
+
+@pytest.mark.parametrize(("word", "more", "expected"), VERDICTS.values(), ids=VERDICTS)
+def test_every_verdict(db: Verbs, worker: int, word: str, more: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    [job] = running(db, worker, args='{"a": 1}', meta='{"m": 1}', tags=["x"], options='{"timeout": 9}', priority=3)
+    before = db.job(job.id)
+    assert db.settle(others=[verdict(job, word, **more)]) == []
+    row, kept = db.job(job.id), db.attempts(job.id)
+    assert (row.state, row.attempt, kept[0].verdict if kept else None, row.error) == expected
+    same = ("args", "meta", "tags", "options", "priority", "queue", "task", "max_attempts", "enqueued_at", "lease")
+    assert [getattr(row, name) for name in same] == [getattr(before, name) for name in same]
+    assert db.count() == 1
+
+
+def test_completed(db: Verbs, worker: int) -> None:
+    [job] = running(db, worker)
+    assert db.settle(completed=[job]) == []
+    row = db.job(job.id)
+    assert (row.state, row.worker, row.attempt, row.result, row.error) == ("completed", worker, 1, None, None)
+    assert (row.finished_at - row.started_at).total_seconds() == 0.5  # what the worker measured
+    assert db.attempts(job.id) == []
+
+
+RESULTS = {
+    "a number": "3", "null": "null", "a text": '"x"', "an object": '{"a": [1, 2.50, 1e22]}', "none": None,
+    "quotes and backslashes": json.dumps('"\\{},'), "a long one": json.dumps("x" * 100_000),
+}  # fmt: skip
+
+
+def test_the_results_are_stored_as_they_are(db: Verbs, worker: int) -> None:
+    jobs = running(db, worker, len(RESULTS))
+    db.settle(completed=jobs, results=list(RESULTS.values()))
+    stored = db.rows("SELECT result::text FROM skiplock.jobs ORDER BY id")
+    assert [row[0] for row in stored] == list(RESULTS.values())
+
+
+def test_an_earlier_error_is_forgotten_by_success(db: Verbs, worker: int) -> None:
+    [job] = running(db, worker)
+    db.settle(others=[verdict(job, "retry", failure=failure())])
+    db.rows("SELECT skiplock.promote()")
+    [again] = db.claim(worker)
+    assert db.job(job.id).error == "ValueError: boom"
+    db.settle(completed=[again])
+    assert db.job(job.id).error is None
+    assert [a.verdict for a in db.attempts(job.id)] == ["retry"]
+
+
+def test_what_is_kept_of_a_failed_attempt(db: Verbs, worker: int) -> None:
+    [job] = running(db, worker)
+    db.settle(others=[verdict(job, "retry", failure=failure("a\nb"), took=2.5)])
+    [kept] = db.attempts(job.id)
+    said = failure("a\nb")
+    assert (kept.error_class, kept.message, kept.traceback) == (said["error_class"], said["message"], said["traceback"])
+    assert (kept.attempt, kept.worker, kept.worker_name) == (1, worker, "Ann's")
+    assert (kept.ended_at - kept.started_at).total_seconds() == 2.5
+
+
+@pytest.mark.parametrize("delay", [0, 0.25, 60, 366 * 86400])
+def test_a_delay_counts_from_the_settle(db: Verbs, worker: int, delay: float) -> None:
+    [job] = running(db, worker)
+    before = db.value("SELECT clock_timestamp()")
+    db.settle(others=[verdict(job, "retry", delay=delay)])
+    run_at, after = db.job(job.id).run_at, db.value("SELECT clock_timestamp()")
+    assert before.timestamp() <= run_at.timestamp() - delay <= after.timestamp()
+
+
+def test_a_snooze_leaves_all_attempts_whatever_their_number(db: Verbs, worker: int) -> None:
+    [job] = running(db, worker, max_attempts=1)
+    for _ in range(3):
+        db.settle(others=[verdict(job, "snooze", delay=0)])
+        assert (db.state(job.id), db.job(job.id).attempt) == ("retryable", 0)
+        db.rows("SELECT skiplock.promote()")
+        [job] = db.claim(worker)
+    assert job.attempt == 1
+
+
+def test_a_release_keeps_the_place_in_line(db: Verbs, worker: int) -> None:
+    jobs = running(db, worker, 3)
+    later = db.enqueue()
+    db.settle(others=[verdict(job, "release") for job in jobs])
+    assert [job.id for job in db.claim(worker)] == [*[job.id for job in jobs], later]
+
+
+@pytest.mark.parametrize("max_attempts", [1, 2, 3])
+def test_a_retry_without_attempts_left_is_death(db: Verbs, worker: int, max_attempts: int) -> None:
+    [job] = running(db, worker, max_attempts=max_attempts)
+    for n in range(1, max_attempts + 1):
+        assert job.attempt == n
+        db.settle(others=[verdict(job, "retry", failure=failure(f"number {n}"), delay=0)])
+        db.rows("SELECT skiplock.promote()")
+        if n < max_attempts:
+            [job] = db.claim(worker)
+    row = db.job(job.id)
+    assert (row.state, row.attempt, row.error) == ("dead", max_attempts, f"ValueError: number {max_attempts}")
+    assert [a.message for a in db.attempts(job.id)] == [f"number {n}" for n in range(1, max_attempts + 1)]
+    assert row.finished_at is not None
+
+
+# --- a cancel request -------------------------------------------------------------------------------------------------
+
+CANCELLED = {
+    "retry": "cancelled", "snooze": "cancelled", "release": "cancelled", "cancelled": "cancelled", "dead": "dead",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("word", "state"), CANCELLED.items(), ids=CANCELLED)
+def test_a_cancel_request_wins_over_another_attempt(db: Verbs, worker: int, word: str, state: str) -> None:
+    [job] = running(db, worker)
+    assert db.rows("SELECT * FROM skiplock.cancel(%s)", job.id) == [(True, "running")]
+    assert db.settle(others=[verdict(job, word, delay=0, failure=failure())]) == []
+    assert db.state(job.id) == state
+    assert db.count("cancellations") == 0
+
+
+def test_a_job_that_completes_all_the_same_is_completed(db: Verbs, worker: int) -> None:
+    [job] = running(db, worker)
+    db.rows("SELECT skiplock.cancel(%s)", job.id)
+    assert db.settle(completed=[job]) == []
+    assert db.state(job.id) == "completed"
+    assert db.count("cancellations") == 0
+
+
+def leave(db: Verbs, worker: int, job: Claimed) -> None:
+    db.rows("SELECT skiplock.leave(%s)", worker)
+
+
+def release_claim(db: Verbs, worker: int, job: Claimed) -> None:
+    db.rows("SELECT skiplock.release_claim(%s, %s)", worker, job.lease)
+
+
+def report_unstarted(db: Verbs, worker: int, job: Claimed) -> None:
+    db.rows("SELECT skiplock.report_lost(%s, '{}', 'killed')", worker)
+
+
+@pytest.mark.parametrize("give_back", [leave, release_claim, report_unstarted])
+def test_a_job_asked_to_cancel_is_not_given_back_to_run_again(
+    db: Verbs, worker: int, give_back: Callable[[Verbs, int, Claimed], None]
+) -> None:
+    [job, other] = running(db, worker, 2)
+    db.rows("SELECT skiplock.cancel(%s)", job.id)
+    give_back(db, worker, job)
+    assert (db.state(job.id), db.state(other.id)) == ("cancelled", "ready")
+    assert db.count("cancellations") == 0
+
+
+# --- leases -----------------------------------------------------------------------------------------------------------
+
+
+def settle_completed(db: Verbs, job: Claimed) -> list[tuple[int, int]]:
+    return db.settle(completed=[job])
+
+
+def settle_other(word: str) -> Callable[[Verbs, Claimed], list[tuple[int, int]]]:
+    return lambda db, job: db.settle(others=[verdict(job, word, delay=5, failure=failure())])
+
+
+SETTLES = {"completed": settle_completed} | {
+    word: settle_other(word) for word in ("retry", "snooze", "release", "cancelled", "dead")
+}
+each_settle = pytest.mark.parametrize("settle", SETTLES.values(), ids=SETTLES)
+
+
+@each_settle
+@pytest.mark.parametrize("now", ["running", "ready", "waiting", "completed", "dead", "deleted"])
+def test_a_stale_lease_changes_nothing_and_is_told(
+    db: Verbs, worker: int, now: str, settle: Callable[..., Any]
+) -> None:
+    [stale] = running(db, worker)
+    db.rows("SELECT skiplock.report_lost(%s, %s, 'thought dead')", worker, [stale.id])
+    if now != "ready":
+        [fresh] = db.claim_suspects(db.register("Bob's"))
+        if now == "completed":
+            db.settle(completed=[fresh])
+        elif now != "running":
+            db.settle(
+                others=[verdict(fresh, "retry" if now == "waiting" else "dead", delay=99, failure=failure("Bob's"))]
+            )
+        if now == "deleted":
+            db.rows("SELECT skiplock.delete(%s)", stale.id)
+    before = all_rows(db)
+    assert settle(db, stale) == [(stale.id, stale.lease)]
+    assert all_rows(db) == before
+
+
+@each_settle
+def test_a_repeat_is_silent_and_changes_nothing(db: Verbs, worker: int, settle: Callable[..., Any]) -> None:
+    [job] = running(db, worker)
+    assert settle(db, job) == []
+    before = all_rows(db)
+    assert settle(db, job) == []
+    assert all_rows(db) == before
+
+
+def test_a_repeat_after_the_job_was_promoted_is_silent(db: Verbs, worker: int) -> None:
+    [job] = running(db, worker)
+    repeated = [verdict(job, "retry", delay=0)]
+    db.settle(others=repeated)
+    db.rows("SELECT skiplock.promote()")
+    assert db.settle(others=repeated) == []
+
+
+def test_a_mixed_batch_says_exactly_which_were_refused_and_can_be_repeated(db: Verbs, worker: int) -> None:
+    jobs = running(db, worker, 8)
+    stale = jobs[1]._replace(lease=1), jobs[6]._replace(lease=2), jobs[7]._replace(id=999_999, lease=3)
+    completed = [jobs[0], stale[0], jobs[2]]
+    others = [
+        verdict(jobs[3], "retry", delay=9),
+        verdict(jobs[4], "dead"),
+        verdict(jobs[5], "cancelled"),
+        verdict(stale[1], "dead"),
+        verdict(stale[2], "retry"),
+    ]
+    refused = sorted([(job.id, job.lease) for job in stale])
+    for _ in range(2):
+        assert sorted(db.settle(completed=completed, others=others)) == refused
+        states = [db.state(job.id) for job in jobs]
+        assert states == ["completed", "running", "completed", "retryable", "dead", "cancelled", "running", "running"]
+        assert len(db.attempts(jobs[3].id)) == len(db.attempts(jobs[4].id)) == 1
+
+
+def test_nothing_to_settle(db: Verbs, worker: int) -> None:
+    assert db.settle() == []
+    assert db.rows("SELECT * FROM skiplock.settle('{}', '{}', NULL, NULL, '[]')") == []
+
+
+# --- complete ---------------------------------------------------------------------------------------------------------
+
+
+def test_complete(db: Verbs, worker: int) -> None:
+    [job] = running(db, worker)
+    db.rows("SELECT skiplock.complete(%s, %s, 0.25::real, '[1]')", job.id, job.lease)
+    row = db.job(job.id)
+    assert (row.state, row.result, (row.finished_at - row.started_at).total_seconds()) == ("completed", [1], 0.25)
+    assert db.settle(others=[verdict(job, "retry", delay=0)]) == []  # what the worker asks afterwards
+    assert db.state(job.id) == "completed"
+
+
+@pytest.mark.parametrize("gone", ["stale lease", "unknown job", "completed before", "released"])
+def test_complete_raises_if_the_attempt_no_longer_owns_the_job(db: Verbs, worker: int, gone: str) -> None:
+    [job] = running(db, worker)
+    if gone == "stale lease":
+        job = job._replace(lease=1)
+    elif gone == "unknown job":
+        job = job._replace(id=10**12)
+    elif gone == "completed before":
+        db.settle(completed=[job])
+    else:
+        db.settle(others=[verdict(job, "release")])
+    before = all_rows(db)
+    with pytest.raises(psycopg.Error) as caught, db.transaction():
+        db.rows("INSERT INTO skiplock.queues (name) VALUES ('written along')")
+        db.rows("SELECT skiplock.complete(%s, %s)", job.id, job.lease)
+    assert caught.value.sqlstate == "SK004"
+    assert str(job.id) in str(caught.value)
+    assert all_rows(db) == before
+    assert db.value("SELECT count(*) FROM skiplock.queues WHERE name = 'written along'") == 0
+
+
+def test_complete_rolled_back(db: Verbs, worker: int) -> None:
+    [job] = running(db, worker)
+    before = all_rows(db)
+    with db.transaction(force_rollback=True):
+        db.rows("SELECT skiplock.complete(%s, %s)", job.id, job.lease)
+        assert db.state(job.id) == "completed"
+    assert all_rows(db) == before
+    assert db.settle(completed=[job]) == []
+
+
+def test_who_settles_while_a_complete_is_not_committed_waits_for_it(db: Verbs, worker: int, dsn: str) -> None:
+    [job] = running(db, worker)
+    with open_verbs(dsn) as handler:
+        with handler.transaction():
+            handler.rows("SELECT skiplock.complete(%s, %s)", job.id, job.lease)
+            db.rows("SET lock_timeout = '50ms'")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                db.rows("SELECT skiplock.report_lost(%s, %s, 'slow')", worker, [job.id])
+            db.rows("SET lock_timeout = 0")
+        assert db.value("SELECT skiplock.report_lost(%s, %s, 'slow')", worker, [job.id]) == 0
+    assert db.state(job.id) == "completed"
+
+
+# --- where finished jobs go -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["completed", "cancelled"])
+def test_finished_jobs_lie_in_the_partition_of_their_day(db: Verbs, worker: int, word: str) -> None:
+    [job] = running(db, worker)
+    before = datetime.now(UTC)
+    db.settle(completed=[job]) if word == "completed" else db.settle(others=[verdict(job, word)])
+    days = {f"skiplock.jobs_finished_{day:%Y%m%d}" for day in (before, datetime.now(UTC))}
+    assert db.job(job.id).stage in days
+
+
+def test_a_missing_partition_stops_no_settle(fresh_dsn: str) -> None:
+    with open_verbs(fresh_dsn) as db:
+        db.move_time(400 * 86400)
+        [done, cancelled] = running(db, db.register(), 2)
+        assert db.settle(completed=[done], others=[verdict(cancelled, "cancelled")]) == []
+        assert [db.job(job.id).stage for job in (done, cancelled)] == ["skiplock.jobs_finished_default"] * 2
+        db.value("SELECT skiplock.make_days()")  # must leave that day to the default partition, and make the others
+        [later] = running(db, db.register(), 1)
+        db.settle(completed=[later])
+        assert db.job(later.id).stage == "skiplock.jobs_finished_default"
+        db.move_time(401 * 86400)
+        [next_day] = running(db, db.register(), 1)
+        db.settle(completed=[next_day])
+        assert db.job(next_day.id).stage == db.value(
+            "SELECT 'skiplock.jobs_finished_' || to_char(skiplock.now() AT TIME ZONE 'UTC', 'YYYYMMDD')"
+        )
+
+
+def test_making_days_twice_makes_none(fresh_dsn: str) -> None:
+    with open_verbs(fresh_dsn) as db:
+        assert db.value("SELECT skiplock.make_days()") == 0
+        assert db.value("SELECT skiplock.make_days(10)") == 3
+        db.move_time(5 * 86400)
+        assert db.value("SELECT skiplock.make_days()") == 2
+
+
+def test_many_at_once_make_each_day_once(fresh_dsn: str) -> None:
+    made = at_once(fresh_dsn, 4, lambda db, n: db.value("SELECT skiplock.make_days(20)"))
+    assert sum(made) == 13
+
+
+# --- two at once ------------------------------------------------------------------------------------------------------
+
+
+def test_two_settles_in_opposite_order_do_not_deadlock(db: Verbs, worker: int, dsn: str) -> None:
+    """The worker sorts what it sends: whatever the order of the outcomes, rows are locked in the order of ids."""
+    for verdicts in (
+        [Verdict.COMPLETED],
+        [Verdict.RETRY, Verdict.DEAD],
+        [Verdict.COMPLETED, Verdict.RETRY, Verdict.RELEASE],
+    ):
+        jobs = running(db, worker, 60)
+        outcomes = [Outcome(job.id, job.lease, verdicts[n % len(verdicts)]) for n, job in enumerate(jobs)]
+
+        def settle(mine: Verbs, n: int, outcomes: list[Outcome] = outcomes) -> str:
+            call = settle_call(outcomes if n % 2 else outcomes[::-1], _SETTLE)
+            with psycopg.RawCursor(mine.connection) as cursor:
+                cursor.execute(call.sql.encode(), call.params)
+            return "done"
+
+        assert at_once(dsn, 4, settle) == ["done"] * 4
+        assert db.count("jobs_running") == 0
+        db.rows("DELETE FROM skiplock.jobs")
+
+
+def test_of_two_settles_of_one_attempt_one_counts(db: Verbs, worker: int, dsn: str) -> None:
+    for _ in range(5):
+        [job] = running(db, worker)
+        words = ["completed", "dead", "retry", "cancelled"]
+
+        def settle(mine: Verbs, n: int, job: Claimed = job) -> list[tuple[int, int]]:
+            return mine.settle(completed=[job]) if n == 0 else mine.settle(others=[verdict(job, words[n], delay=99)])
+
+        at_once(dsn, 4, settle)
+        assert db.count() == 1
+        assert len(db.attempts(job.id)) <= 1
+        db.empty()
