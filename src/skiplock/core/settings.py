@@ -37,7 +37,9 @@ class WorkerSettings:
     max_ahead: int = 1000  # jobs claimed ahead of free slots at most, per queue; the real number follows measured speed
     max_claim: int = 1000  # jobs in one claim at most
     drain: bool = False  # stop when the queues are empty
-    poll_every: float = 5.0  # look for work at least so often when notifications do not arrive
+    # An idle worker claims at least so often. Every beat looks for ready jobs too, so this need not be short; while
+    # notifications do not arrive (a pooler in transaction mode) it looks twice a second anyway.
+    poll_every: float = 30.0
 
     def __post_init__(self) -> None:
         if not self.queues:

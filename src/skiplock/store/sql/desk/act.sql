@@ -10,17 +10,23 @@ DECLARE
     v_job skiplock.jobs;
     v_fresh boolean := true;
 BEGIN
-    DELETE FROM skiplock.jobs_dead j WHERE j.id = $1 RETURNING * INTO v_job;
-    IF v_job.id IS NULL THEN
-        DELETE FROM skiplock.jobs_finished j WHERE j.id = $1 AND j.state = 'cancelled' RETURNING * INTO v_job;
-    END IF;
-    IF v_job.id IS NULL THEN
-        DELETE FROM skiplock.jobs_waiting j WHERE j.id = $1 AND j.state <> 'blocked' RETURNING * INTO v_job;
-        v_fresh := false;
-    END IF;
+    -- A job may move to another stage between two of these looks; then look again.
+    FOR v_try IN 1..5 LOOP
+        v_fresh := true;
+        DELETE FROM skiplock.jobs_dead j WHERE j.id = $1 RETURNING * INTO v_job;
+        IF v_job.id IS NULL THEN
+            DELETE FROM skiplock.jobs_finished j WHERE j.id = $1 AND j.state = 'cancelled' RETURNING * INTO v_job;
+        END IF;
+        IF v_job.id IS NULL THEN
+            DELETE FROM skiplock.jobs_waiting j WHERE j.id = $1 AND j.state <> 'blocked' RETURNING * INTO v_job;
+            v_fresh := false;
+        END IF;
+        EXIT WHEN v_job.id IS NOT NULL;
+        was := (SELECT f.state FROM skiplock.find(ARRAY[$1]) f);
+        EXIT WHEN was IS NULL OR was NOT IN ('dead', 'cancelled', 'scheduled', 'retryable');
+    END LOOP;
     IF v_job.id IS NULL THEN
         done := false;
-        was := (SELECT f.state FROM skiplock.find(ARRAY[$1]) f);
         RETURN NEXT;
         RETURN;
     END IF;
@@ -95,23 +101,27 @@ LANGUAGE plpgsql
 AS $$
 #variable_conflict use_column
 BEGIN
-    DELETE FROM skiplock.jobs_waiting j WHERE j.id = $1 RETURNING j.state INTO was;
-    IF was IS NULL THEN
-        DELETE FROM skiplock.jobs_ready j
-        WHERE j.ctid = ANY (ARRAY(SELECT p.place FROM skiplock._ready_places(ARRAY[$1]) p)) AND j.id = $1 RETURNING j.state INTO was;
-    END IF;
-    IF was IS NULL THEN
-        DELETE FROM skiplock.jobs_dead j WHERE j.id = $1 RETURNING j.state INTO was;
-    END IF;
-    IF was IS NULL THEN
-        DELETE FROM skiplock.jobs_finished j WHERE j.id = $1 RETURNING j.state INTO was;
-    END IF;
-    done := was IS NOT NULL;
+    -- A job may move to another stage between two of these looks; then look again.
+    FOR v_try IN 1..5 LOOP
+        DELETE FROM skiplock.jobs_waiting j WHERE j.id = $1 RETURNING j.state INTO was;
+        IF was IS NULL THEN
+            DELETE FROM skiplock.jobs_ready j
+            WHERE j.ctid = ANY (ARRAY(SELECT p.place FROM skiplock._ready_places(ARRAY[$1]) p)) AND j.id = $1 RETURNING j.state INTO was;
+        END IF;
+        IF was IS NULL THEN
+            DELETE FROM skiplock.jobs_dead j WHERE j.id = $1 RETURNING j.state INTO was;
+        END IF;
+        IF was IS NULL THEN
+            DELETE FROM skiplock.jobs_finished j WHERE j.id = $1 RETURNING j.state INTO was;
+        END IF;
+        done := was IS NOT NULL;
+        EXIT WHEN done;
+        was := (SELECT f.state FROM skiplock.find(ARRAY[$1]) f);
+        EXIT WHEN was IS NULL OR was = 'running';
+    END LOOP;
     IF done THEN
         DELETE FROM skiplock.attempts a WHERE a.job_id = $1;
         DELETE FROM skiplock.steps s WHERE s.job_id = $1;
-    ELSE
-        was := (SELECT r.state FROM skiplock.jobs_running r WHERE r.id = $1);
     END IF;
     RETURN NEXT;
 END $$;

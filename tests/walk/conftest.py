@@ -1,0 +1,29 @@
+"""What the walks share: a database emptied for each test, an app on it, and a worker that stops without a pause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.support.verbs import Verbs, open_verbs
+
+from skiplock import Skiplock
+
+
+@pytest.fixture
+def db(dsn: str) -> Iterator[Verbs]:
+    with open_verbs(dsn) as verbs:
+        verbs.empty()
+        yield verbs
+
+
+@pytest.fixture
+def app(db: Verbs, dsn: str) -> Iterator[Skiplock]:
+    with Skiplock(dsn) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener looks every half second whether it should stop; no test has to wait for that."""
+    monkeypatch.setattr("skiplock.work.listen.SLICE", 0.02)
