@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from skiplock.core.errors import SkiplockError
 from skiplock.core.events import Event, Events
 from skiplock.core.failure import describe
 from skiplock.core.job import Job
@@ -114,11 +115,20 @@ class EventLog:
                 told[key] = _simple(value)
         if not self._wants_trace(level, fields):
             trace = None
-        text = f"{title}  {_as_text(told)}"
-        extra = {"skiplock": told, "title": title}
-        record = self.logger.makeRecord(LOGGER, level, "", 0, text, (), None, extra=extra)
-        record.exc_text = trace.rstrip() if trace else None
-        self.logger.handle(record)
+        _handle(self.logger, level, title, told, trace)
+
+
+def failed(error: SkiplockError) -> None:
+    """Why there is no worker: for logs that hold nothing but JSON."""
+    told = {"event": "failed", "error": str(error)}
+    _handle(logging.getLogger(LOGGER), logging.ERROR, "failed", told, getattr(error, "traceback", None))
+
+
+def _handle(logger: logging.Logger, level: int, title: str, told: Mapping[str, Any], trace: str | None) -> None:
+    text = f"{title}  {_as_text(told)}"
+    record = logger.makeRecord(LOGGER, level, "", 0, text, (), None, extra={"skiplock": told})
+    record.exc_text = trace.rstrip() if trace else None
+    logger.handle(record)
 
 
 def _simple(value: Any) -> Any:
@@ -129,7 +139,8 @@ def _simple(value: Any) -> Any:
 
 def _one_line(failure: Failure) -> str:
     first = failure.message.strip().split("\n", 1)[0]
-    return f"{failure.error_class}: {first}" if first else failure.error_class
+    kind = failure.error_class.removeprefix("skiplock.core.errors.")
+    return f"{kind}: {first}" if first else kind
 
 
 def _as_text(fields: Mapping[str, Any]) -> str:

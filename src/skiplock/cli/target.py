@@ -28,7 +28,11 @@ class AppImportError(ConfigurationError):
 def load_app(target: str) -> Skiplock:
     """The app that `module:attribute` names; `module` alone will do if it holds one. Raises ConfigurationError."""
     module_name, colon, attribute = target.partition(":")
-    if not _DOTTED.fullmatch(module_name) or (colon and not _DOTTED.fullmatch(attribute)):
+    if (
+        module_name.endswith(".py")
+        or not _DOTTED.fullmatch(module_name)
+        or (colon and not _DOTTED.fullmatch(attribute))
+    ):
         raise ConfigurationError(f"{target!r} is not of the form module:app, as in myapp.jobs:app{_path_hint(target)}")
     module = _import(module_name, target)
     apps = _apps_in(module)

@@ -13,10 +13,11 @@ import click
 
 from skiplock.app import Skiplock
 from skiplock.cli import logs
-from skiplock.cli.failures import database_errors
+from skiplock.cli.failures import database_errors, exit_code
 from skiplock.cli.options import DEFAULT_CONCURRENCY, Place, QueueRoom, database_options, internal, option
 from skiplock.cli.session import session
 from skiplock.cli.target import load_app
+from skiplock.core.errors import SkiplockError
 from skiplock.core.settings import WorkerSettings
 from skiplock.fleet import run_worker, supervise
 
@@ -69,19 +70,21 @@ def worker(target: str, place: Place, processes: int, no_supervisor: bool, child
     """
     if no_supervisor and processes > 1:
         raise click.UsageError("--no-supervisor runs one process: leave out --processes")
-    session().json = options["log_format"] == "json"
     logs.install(options["log_format"], options["log_level"])
-    app = place.turn(load_app(target))
-    settings = _settings(app, **options)
-    logs.subscribe(app.events)
-    if not child:
-        _warn_of_unserved(app, settings)
-    if child or no_supervisor:
-        _run(app, settings, options["startmap"], options["parent_pipe"])
-    command = [sys.executable, "-m", "skiplock", *session().argv]
-    return supervise(
-        command, processes=processes, dsn=app.dsn, schema=app.schema, grace=settings.grace, events=app.events
-    )
+    try:
+        app = place.turn(load_app(target))
+        settings = _settings(app, **options)
+        logs.subscribe(app.events)
+        if not child:
+            _warn_of_unserved(app, settings)
+        if child or no_supervisor:
+            _run(app, settings, options["startmap"], options["parent_pipe"])
+        return _supervise(app, settings, processes)
+    except SkiplockError as error:
+        if options["log_format"] == "text":
+            raise
+        logs.failed(error)
+        return exit_code(error)
 
 
 def _settings(app: Skiplock, *, queue: Sequence[tuple[str, int]], **options: Any) -> WorkerSettings:
@@ -104,6 +107,13 @@ def _warn_of_unserved(app: Skiplock, settings: WorkerSettings) -> None:
             unserved.setdefault(task.spec.queue, []).append(task.name)
     for queue, tasks in unserved.items():
         app.events.emit("queue_not_served", queue=queue, tasks=tasks)
+
+
+def _supervise(app: Skiplock, settings: WorkerSettings, processes: int) -> int:
+    command = [sys.executable, "-m", "skiplock", *session().argv]
+    return supervise(
+        command, processes=processes, dsn=app.dsn, schema=app.schema, grace=settings.grace, events=app.events
+    )
 
 
 def _run(app: Skiplock, settings: WorkerSettings, startmap: Path | None, parent_pipe: int | None) -> NoReturn:

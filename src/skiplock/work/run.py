@@ -185,6 +185,7 @@ class Runner:
                 with ExitStack() as stack:
                     opened = {n: enter_sync(stack, r, n) for n, r in task.inside.items()}
                     return True, task.function(*first, **arguments, **opened)
+                return True, None  # a resource swallowed the error
             except BaseException as error:
                 return False, error
 
@@ -316,13 +317,11 @@ class Runner:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _tell(self, task: Prepared, moment: str, job: Job, **fields: Any) -> None:
-        self._events.emit(moment, job=job, task=job.task, queue=job.queue, attempt=job.attempt, **fields)
-        for hook in task.hooks.get(moment, ()):
+        told = {"job": job, "task": job.task, "queue": job.queue, "attempt": job.attempt, **fields}
+        for hook in (lambda event: self._events.emit(event.name, **event.fields), *task.hooks.get(moment, ())):
             try:
-                hook(
-                    Event(moment, {"job": job, "task": job.task, "queue": job.queue, "attempt": job.attempt, **fields})
-                )
-            except Exception as error:  # a hook never decides the fate of a job
+                hook(Event(moment, told))
+            except BaseException as error:  # not even SystemExit: a hook never decides the fate of a job or the worker
                 self._events.emit("hook_failed", hook=getattr(hook, "__qualname__", repr(hook)), error=error)
 
 

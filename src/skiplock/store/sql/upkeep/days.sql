@@ -19,8 +19,6 @@ BEGIN
                               WHERE d.finished_at >= v_day::timestamp AT TIME ZONE 'UTC'
                                 AND d.finished_at < (v_day + 1)::timestamp AT TIME ZONE 'UTC');
         EXECUTE 'CREATE TABLE skiplock.' || v_name || ' (LIKE skiplock.jobs_finished INCLUDING DEFAULTS)';
-        EXECUTE 'ALTER TABLE skiplock.' || v_name || format(' ADD CHECK (state IN (''completed'', ''cancelled'') AND finished_at >= %L AND finished_at < %L AND finished_at IS NOT NULL)',
-                       v_day::timestamp AT TIME ZONE 'UTC', (v_day + 1)::timestamp AT TIME ZONE 'UTC');
         EXECUTE 'ALTER TABLE skiplock.jobs_finished ATTACH PARTITION skiplock.' || v_name || format(' FOR VALUES FROM (%L) TO (%L)',
                        v_day::timestamp AT TIME ZONE 'UTC', (v_day + 1)::timestamp AT TIME ZONE 'UTC');
         v_made := v_made + 1;
