@@ -24,7 +24,7 @@ class Scale:
 
     reps: int = 3
     bulk: int = 20_000  # W1
-    single: int = 2_000  # W2
+    single: int = 1_000  # W2
     drain: int = 100_000  # W3, W3x2
     rate: int = 50  # W4: jobs a second
     load_seconds: int = 6  # W4
@@ -115,7 +115,7 @@ def latency(bench: Bench, warm: int = 30) -> Results:
     def once(contender: Contender) -> Figures:
         contender.reset(warm + jobs)
         contender.start()
-        contender.produce("load", 0, warm, 10)
+        contender.produce("load", 0, warm, scale.rate)
         lag = contender.produce("load", warm, jobs, scale.rate)["lag"]
         deadline = time.monotonic() + 10
         while contender.marks.started(0, warm + jobs) < warm + jobs and time.monotonic() < deadline:

@@ -30,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 ENQUEUE_CHUNK = 5000  # jobs in one statement of enqueue_many without a connection; larger ones gain nothing
-HOOKS = ("attempt_started", "attempt_ended", "job_dead")
+HOOKS = ("attempt_started", "attempt_ended", "attempt_failed", "job_dead")
 
 
 class TaskDecorator(Protocol):

@@ -226,6 +226,8 @@ class Supervisor:
             started = [] if stopping else child.startmap.started()
             self._reports.append(_Report(worker, started, reason, process.pid))
         if stopping:
+            if code == -signal.SIGTERM and not worker:
+                return  # it was still starting and had not yet learned to stop gracefully; it held nothing
             self._exit = max(self._exit or 0, code if code > 0 else 128 - code)
             return
         if code in HOPELESS and now - child.born < HEALTHY_AFTER:

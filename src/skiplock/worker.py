@@ -71,6 +71,9 @@ class Worker:
         dsn, schema = self.app.dsn, self.app.schema
         self._claims, self._settles = Link(dsn, "claim"), Link(dsn, "settle")
         await self._register()
+        if self._stop.is_set():
+            await self._claims.close()
+            return  # told to stop before it could even register
         self._build(dsn, schema)
         settling = asyncio.create_task(self._settler.run())
         tidying = asyncio.create_task(self._tidy())

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from skiplock.core.annotations import parameters_of, resolve
+from skiplock.core.annotations import parameters_of, resolve, signature_of
 from skiplock.core.errors import ArgumentError, OptionError
 from skiplock.core.task import TaskSpec
 
@@ -82,25 +82,23 @@ def typed(spec: TaskSpec, given: Texts, words: Mapping[str, str]) -> dict[str, A
     """
     hints = _hints(spec)
     texts = {n: as_text(v) if _is_text(hints.get(n), v) else as_json(v) for n, v in words.items()}
+    meant: ArgumentError | None = None
     while True:
         try:
             return spec.codec.decode(document(merged(given, texts)))
         except ArgumentError as error:
-            name = error.path.removeprefix("$.")
-            if name not in words or texts[name] == as_text(words[name]):
-                text = str(error).replace(_STORED, "")
-                raise ArgumentError(text, task=error.task, path=error.path) from None
-            first, texts[name] = error, as_text(words[name])
-            try:
-                return spec.codec.decode(document(merged(given, texts)))
-            except ArgumentError as again:
-                if again.path == first.path:  # neither fits: the first complaint is about what was meant
-                    text = str(first).replace(_STORED, "")
-                    raise ArgumentError(text, task=first.task, path=first.path) from None
+            # Neither fits: the first complaint is about what was meant.
+            complaint = meant if meant is not None and meant.path == error.path else error
+        name = complaint.path.removeprefix("$.")
+        if complaint is meant or name not in words or texts[name] == as_text(words[name]):
+            text = str(complaint).replace(_STORED, "")
+            raise ArgumentError(text, task=complaint.task, path=complaint.path)
+        meant, texts[name] = complaint, as_text(words[name])
 
 
 def _hints(spec: TaskSpec) -> dict[str, Any]:
-    parameters = parameters_of(spec.function, spec.name, frozenset(spec.resources))
+    context = list(signature_of(spec.function, spec.name).parameters)[: int(spec.wants_context)]
+    parameters = parameters_of(spec.function, spec.name, frozenset([*context, *spec.resources]))
     try:
         return resolve(spec.function, {p.name: p.annotation for p in parameters})
     except NameError:

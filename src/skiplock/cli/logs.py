@@ -37,7 +37,8 @@ LEVELS = {
     "worker_lost": logging.WARNING,
     "worker_rescued": logging.WARNING,
     "attempt_started": logging.DEBUG,
-    "attempt_ended": logging.DEBUG,  # at least; see _VERDICTS
+    "attempt_ended": logging.DEBUG,  # told for every job, so it is heard at DEBUG only
+    "attempt_failed": logging.WARNING,  # at most; see _VERDICTS
     "job_dead": logging.ERROR,
     "settle_refused": logging.WARNING,
     "handler_stuck": logging.WARNING,
@@ -71,9 +72,7 @@ _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "1;31", "CRITI
 def subscribe(events: Events) -> None:
     """Log these events. Those that happen for every job are left alone unless their level is on."""
     log = EventLog(logging.getLogger(LOGGER))
-    always = {"attempt_ended"}  # it also tells of retries
-    names = [name for name, level in LEVELS.items() if name in always or log.logger.isEnabledFor(level)]
-    events.subscribe(log, *names)
+    events.subscribe(log, *[name for name, level in LEVELS.items() if log.logger.isEnabledFor(level)])
 
 
 class EventLog:
@@ -86,7 +85,9 @@ class EventLog:
     def __call__(self, event: Event) -> None:
         name, fields = event.name, event.fields
         level, title = LEVELS[name], name.replace("_", " ")
-        if name == "attempt_ended":
+        if name in ("attempt_ended", "attempt_failed"):
+            if (name == "attempt_ended") != (fields["verdict"] == Verdict.COMPLETED):
+                return  # what is not completed is told once, by attempt_failed
             level, title = _VERDICTS.get(fields["verdict"], (logging.INFO, title))
         elif name == "worker_started":
             self._worker = fields["worker"]

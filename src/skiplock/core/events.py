@@ -9,6 +9,7 @@
 | worker_rescued    | this worker rescued another one's jobs            | worker, name, silent_for, jobs                       |
 | attempt_started   | a handler is about to run                         | job, task, queue, attempt                            |
 | attempt_ended     | an attempt ended                                  | job, task, queue, attempt, verdict, took, failure, delay |
+| attempt_failed    | one ended other than completed (beside the above) | as attempt_ended                                     |
 | job_dead          | its final failure                                 | job, task, queue, attempt, failure                   |
 | settle_refused    | results came too late, their lease was lost       | jobs                                                 |
 | handler_stuck     | a handler runs on after its timeout or cancel     | job, task, why, stack                                |

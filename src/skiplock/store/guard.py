@@ -94,7 +94,7 @@ def translate(error: BaseException) -> SkiplockError | None:
     if code in ("3F000", "42P01", "42883") and "skiplock" in str(error):
         return SchemaError(
             f"{text}: the database has no skiplock schema, or an older one; run `skiplock db migrate` "
-            "(or `await app.migrate()`) and check SKIPLOCK_SCHEMA if the schema has another name"
+            "and check SKIPLOCK_SCHEMA if the schema has another name"
         )
     return None
 

@@ -10,7 +10,7 @@ from psycopg import AsyncConnection, Error
 
 from skiplock.store.call import Call
 from skiplock.store.guard import Meaning, meaning, translate
-from skiplock.store.pool import aconnect
+from skiplock.store.pool import aconnect, keep_times_as_text
 
 T = TypeVar("T")
 LONGEST_PAUSE = 5.0  # seconds between two tries at most: a server that is back is used within that time
@@ -36,6 +36,7 @@ class Link:
             connection = self._connection
             if connection is None or connection.closed:
                 connection = self._connection = await aconnect(self._dsn, application_name=f"skiplock {self._name}")
+                keep_times_as_text(connection)
             try:
                 cursor = await connection.execute(call.sql.encode(), call.params)
                 rows = await cursor.fetchall()

@@ -54,6 +54,11 @@ def prepare(connection: Connection[Any] | AsyncConnection[Any]) -> None:
     connection.adapters.register_loader("json", TextLoader)
 
 
+def keep_times_as_text(connection: AsyncConnection[Any]) -> None:
+    """For the claim: a datetime costs 0.8 µs a job, and few handlers ever look at it."""
+    connection.adapters.register_loader("timestamptz", TextLoader)
+
+
 def connect(dsn: str, **extra: Any) -> Connection[Any]:
     """A sync connection of our own. Raises DatabaseUnavailableError or ConfigurationError."""
     try:

@@ -26,7 +26,8 @@ _REGISTER = (
     "SELECT skiplock.register($1::text, $2::text, $3::text::integer, $4::text::json, $5::text, $6::text::float8)"
 )
 _BEAT = """SELECT known, leader, due_in, waiting, suspects, cancelled, rescued::text
-FROM skiplock.beat($1::text::bigint, $2::text::integer, $3::text, ($4::text)::text[], $5::text::float8, $6::text::boolean)"""
+FROM skiplock.beat($1::text::bigint, $2::text::integer, $3::text, ($4::text)::text[], $5::text::float8, $6::text::boolean, $7::text::boolean)"""
+SWEEP_EVERY = 10  # beats between two looks for running rows of unregistered workers
 _LEAVE = "SELECT skiplock.leave($1::text::bigint)"
 
 
@@ -61,8 +62,8 @@ def register_call(
     return Call(render(_REGISTER, schema), params, lambda rows: int(rows[0][0]))
 
 
-def beat_call(pulse: Pulse, queues: Sequence[str], duty_for: float, schema: str) -> Call[Beat]:
-    """One beat."""
+def beat_call(pulse: Pulse, queues: Sequence[str], duty_for: float, schema: str, *, sweep: bool = True) -> Call[Beat]:
+    """One beat; see beat.sql."""
     params = (
         str(pulse.worker),
         str(pulse.running),
@@ -70,6 +71,7 @@ def beat_call(pulse: Pulse, queues: Sequence[str], duty_for: float, schema: str)
         text_array(queues),
         str(duty_for),
         str(pulse.asleep).lower(),
+        str(sweep).lower(),
     )
     return Call(
         render(_BEAT, schema), params, lambda rows: Beat(*[*rows[0][:6], msgspec.json.decode(rows[0][6] or "[]")])
@@ -119,6 +121,7 @@ class Heart(threading.Thread):
         self._failures = 0
         self._last_beat = time.monotonic()
         self._leader = False
+        self._beats = 0
         self._due_at: float | None = None  # monotonic time of the next waiting job, as far as known
         self._hourly_at = 0.0
 
@@ -180,7 +183,9 @@ class Heart(threading.Thread):
         pulse = self._pulse()
         if pulse is None:
             return
-        found = self._run(beat_call(pulse, self._queues, self._every * 2.5, self._schema))
+        sweep = self._beats % SWEEP_EVERY == 0
+        self._beats += 1
+        found = self._run(beat_call(pulse, self._queues, self._every * 2.5, self._schema, sweep=sweep))
         self._last_beat = time.monotonic()
         was_leader, self._leader = self._leader, found.leader
         # Whoever is not the leader still promotes what is clearly overdue: the leader may be in trouble.

@@ -67,7 +67,7 @@ class JobContext:
     @property
     def enqueued_at(self) -> datetime:
         """When the job was enqueued, by the database's clock."""
-        return self.job.enqueued_at
+        return datetime.fromisoformat(self.job.enqueued)
 
     @property
     def meta(self) -> Any:
@@ -203,7 +203,11 @@ class JobTransaction:
         lent: AbstractAsyncContextManager[Any] = self._context.reach.async_database().connection()
         self._lent, self._connection = lent, await lent.__aenter__()
         self._transaction = self._connection.transaction()
-        await self._transaction.__aenter__()
+        try:
+            await self._transaction.__aenter__()
+        except BaseException:  # cut connection, or cancelled meanwhile: it must go back to the pool
+            await self._lent.__aexit__(None, None, None)
+            raise
         return self._connection
 
     async def __aexit__(
@@ -224,7 +228,11 @@ class JobTransaction:
         lent: AbstractContextManager[Any] = self._context.reach.sync_database().connection()
         self._lent, self._connection = lent, lent.__enter__()
         self._transaction = self._connection.transaction()
-        self._transaction.__enter__()
+        try:
+            self._transaction.__enter__()
+        except BaseException:
+            self._lent.__exit__(None, None, None)
+            raise
         return self._connection
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -37,5 +37,17 @@ async def _async(spec: TaskSpec, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 def _no_job(spec: TaskSpec) -> Job:
     return Job(
-        0, 0, spec.queue, spec.priority, 0, spec.name, "{}", 1, spec.max_attempts, 0, datetime.now(UTC), None, None
+        0,
+        0,
+        spec.queue,
+        spec.priority,
+        0,
+        spec.name,
+        "{}",
+        1,
+        spec.max_attempts,
+        0,
+        datetime.now(UTC).isoformat(),
+        None,
+        None,
     )

@@ -181,13 +181,14 @@ class Runner:
 
         def body() -> tuple[bool, Any]:
             # The error travels as a value: a future would treat StopIteration and SystemExit in ways of its own.
+            value = None  # and stays it if a resource swallows the error
             try:
                 with ExitStack() as stack:
                     opened = {n: enter_sync(stack, r, n) for n, r in task.inside.items()}
-                    return True, task.function(*first, **arguments, **opened)
-                return True, None  # a resource swallowed the error
+                    value = task.function(*first, **arguments, **opened)
             except BaseException as error:
                 return False, error
+            return True, value
 
         entry.thread = self._threads.submit(contextvars.copy_context().run, body)
         ok, value = await asyncio.wrap_future(entry.thread)
@@ -239,11 +240,14 @@ class Runner:
             self._on_delay(outcome.delay)
         if outcome.verdict == Verdict.DEAD:
             self._tell(entry.task, "job_dead", job, failure=outcome.failure)
-        if self._events.wants("attempt_ended") or entry.task.hooks:
-            verdict = Verdict.COMPLETED if outcome.in_transaction else outcome.verdict
-            failure = None if outcome.in_transaction else outcome.failure
+        completed = outcome.in_transaction or outcome.verdict == Verdict.COMPLETED
+        if not completed or self._events.wants("attempt_ended") or entry.task.hooks:
+            verdict = Verdict.COMPLETED if completed else outcome.verdict
+            failure = None if completed else outcome.failure
             fields = {"verdict": verdict, "took": outcome.took, "failure": failure, "delay": outcome.delay}
             self._tell(entry.task, "attempt_ended", job, **fields)
+            if not completed:
+                self._tell(entry.task, "attempt_failed", job, **fields)
 
     def _free(self, entry: Running, took: float) -> None:
         line = entry.line
@@ -316,9 +320,12 @@ class Runner:
         """Take no more work into threads. Those that still run are not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _emit(self, event: Event) -> None:
+        self._events.emit(event.name, **event.fields)
+
     def _tell(self, task: Prepared, moment: str, job: Job, **fields: Any) -> None:
         told = {"job": job, "task": job.task, "queue": job.queue, "attempt": job.attempt, **fields}
-        for hook in (lambda event: self._events.emit(event.name, **event.fields), *task.hooks.get(moment, ())):
+        for hook in (self._emit, *task.hooks.get(moment, ())):
             try:
                 hook(Event(moment, told))
             except BaseException as error:  # not even SystemExit: a hook never decides the fate of a job or the worker

@@ -1,8 +1,8 @@
 -- Rescue the jobs of lost workers: those without a beat for as long as they themselves had promised, and running rows
 -- whose worker is not registered any more (a claim that committed while its worker was being declared lost).
 -- Guarded by the worker's row: of two rescuers one deletes it, the other skips it. Nothing is judged by elapsed run time.
--- Returns one row a lost worker.
-CREATE OR REPLACE FUNCTION skiplock.rescue() RETURNS TABLE (worker bigint, name text, silent_for float8, jobs integer)
+-- Returns one row a lost worker. `sweep`: look for the latter too.
+CREATE OR REPLACE FUNCTION skiplock.rescue(sweep boolean DEFAULT true) RETURNS TABLE (worker bigint, name text, silent_for float8, jobs integer)
 LANGUAGE plpgsql
 AS $$
 #variable_conflict use_column
@@ -20,6 +20,9 @@ BEGIN
         DELETE FROM skiplock.workers w WHERE w.id = v_lost.id;
         RETURN NEXT;
     END LOOP;
+    IF NOT sweep THEN
+        RETURN;
+    END IF;
     FOR v_lost IN
         WITH RECURSIVE holder AS (
             (SELECT r.worker AS id FROM skiplock.jobs_running r ORDER BY r.worker LIMIT 1)

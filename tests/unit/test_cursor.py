@@ -1,0 +1,93 @@
+"""The claim cursor: where to go on in each lane, and when to look from the left end again."""
+
+from __future__ import annotations
+
+import pytest
+
+from skiplock.core.cursor import FORGET_AFTER, MAX_LANES, SHARE, ClaimCursor
+
+
+def seen(*jobs: tuple[str, int, int], at: float = 0.0) -> ClaimCursor:
+    cursor = ClaimCursor()
+    cursor.saw(jobs, at)
+    return cursor
+
+
+def test_the_first_claim_is_a_full_one() -> None:
+    assert ClaimCursor().use_full(0.0)
+    assert ClaimCursor().plan(0.0) == []
+
+
+PLANS = {
+    "nothing": ([], []),
+    "one lane": ([("q", 0, 5)], [("q", 0, 5)]),
+    "the last position counts": ([("q", 0, 5), ("q", 0, 9)], [("q", 0, 9)]),
+    "but never goes back": ([("q", 0, 9), ("q", 0, 5)], [("q", 0, 9)]),
+    "best priority first": ([("q", -1, 1), ("q", 7, 2), ("q", 0, 3)], [("q", 7, 2), ("q", 0, 3), ("q", -1, 1)]),
+    "queue by queue": ([("b", 9, 1), ("a", 0, 2), ("b", 10, 3)], [("a", 0, 2), ("b", 10, 3), ("b", 9, 1)]),
+}
+
+
+@pytest.mark.parametrize(("jobs", "plan"), PLANS.values(), ids=PLANS)
+def test_the_plan(jobs: list[tuple[str, int, int]], plan: list[tuple[str, int, int]]) -> None:
+    assert seen(*jobs).plan(0.0) == plan
+
+
+def test_a_lane_without_jobs_is_forgotten() -> None:
+    cursor = seen(("old", 0, 1), ("new", 0, 1))
+    cursor.saw([("new", 0, 2)], FORGET_AFTER)
+    assert cursor.plan(FORGET_AFTER + 1) == [("new", 0, 2)]
+    assert cursor.plan(3 * FORGET_AFTER) == []
+    assert cursor.use_full(3 * FORGET_AFTER), "without lanes only a full claim can find anything"
+
+
+def test_a_released_job_seen_again_keeps_its_lane_alive() -> None:
+    cursor = seen(("q", 0, 9))
+    cursor.saw([("q", 0, 3)], FORGET_AFTER)
+    assert cursor.plan(FORGET_AFTER + 1) == [("q", 0, 9)]
+
+
+def test_lanes_are_bounded() -> None:
+    cursor = seen(*[("q", n, n) for n in range(MAX_LANES + 50)])
+    assert len(cursor.plan(0.0)) == MAX_LANES
+
+
+def test_while_a_full_claim_costs_no_more_it_runs_every_time() -> None:
+    cursor, now = seen(("q", 0, 1)), 0.0
+    for full in (True, False, True, True, True):
+        now += 0.01
+        assert cursor.use_full(now) or not full
+        cursor.spent(full, 0.001, now)
+    assert cursor.use_full(now)
+
+
+def test_a_dear_full_claim_is_followed_by_a_pause_in_proportion() -> None:
+    cursor = seen(("q", 0, 1))
+    cursor.spent(False, 0.001, 0.0)
+    cursor.spent(True, 1.0, 10.0)
+    pause = (1.0 - 0.0015 - 0.0005) / SHARE
+    assert not cursor.use_full(10.0 + pause - 0.01)
+    assert cursor.use_full(10.0 + pause + 0.01)
+
+
+def test_before_anything_can_be_compared_one_claim_with_cursor_runs_soon() -> None:
+    cursor = seen(("q", 0, 1))
+    cursor.spent(True, 5.0, 10.0)
+    assert not cursor.use_full(10.0)
+    assert cursor.use_full(10.06)
+
+
+def test_what_a_claim_usually_takes_is_smoothed() -> None:
+    cursor = ClaimCursor()
+    cursor.spent(False, 1.0, 0.0)
+    assert cursor.usual == 1.0
+    cursor.spent(False, 2.0, 0.0)
+    assert cursor.usual == pytest.approx(1.2)
+
+
+def test_a_reset_forgets_everything() -> None:
+    cursor = seen(("q", 0, 1))
+    cursor.spent(False, 0.001, 0.0)
+    cursor.spent(True, 9.0, 0.0)
+    cursor.reset()
+    assert cursor == ClaimCursor()
