@@ -61,7 +61,9 @@ def test_a_full_claim_is_always_allowed_again(history: list[tuple[float, float, 
 
 
 @given(JOBS, JOBS)
-def test_the_plan_holds_each_lane_once_with_the_furthest_position(first: list[tuple[str, int, int]], second: list[tuple[str, int, int]]) -> None:
+def test_the_plan_holds_each_lane_once_with_the_furthest_position(
+    first: list[tuple[str, int, int]], second: list[tuple[str, int, int]]
+) -> None:
     cursor = ClaimCursor()
     cursor.saw(first, 0.0)
     cursor.saw(second, 1.0)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import psycopg
 import pytest
+
 from tests.support.verbs import Claimed, Verbs, at_once, open_verbs
 
 Lanes = Sequence[tuple[str, int, int]]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.support.verbs import Claimed, Verbs, at_once, failure, open_verbs, verdict
 
 from skiplock import JobNotFoundError, JobState, JobStateError, OptionError, Skiplock
 from skiplock.desk.act import cancel_call, delete_call, pause_call, resume_call, retry_call
 from skiplock.desk.find import get_call, list_call, queues_call, workers_call
+from tests.support.verbs import Claimed, Verbs, at_once, failure, open_verbs, verdict
 
 S = "skiplock"
 
@@ -142,10 +142,19 @@ def test_what_is_shown_of_a_job(db: Verbs, app: Skiplock) -> None:
     [again] = db.claim(db.register("Bob's"), tasks=(job.task,))
     db.settle(others=[verdict(again, "dead", failure=failure("second"))])
     found = app.job(job.id).get()
-    assert (found.id, found.state, found.task, found.queue, found.priority) == (job.id, JobState.DEAD, job.task, "default", 2)
+    assert (found.id, found.state, found.task, found.queue, found.priority) == (
+        job.id,
+        JobState.DEAD,
+        job.task,
+        "default",
+        2,
+    )
     assert (found.args, found.meta, found.tags, found.options) == ({"a": [1.5]}, {"m": 1}, ("x", "y,z"), {"timeout": 3})
     assert (found.attempt, found.max_attempts, found.losses, found.error) == (2, 10, 0, "ValueError: second")
-    assert [(kept.attempt, kept.verdict, kept.message) for kept in found.attempts] == [(1, "retry", "first"), (2, "dead", "second")]
+    assert [(kept.attempt, kept.verdict, kept.message) for kept in found.attempts] == [
+        (1, "retry", "first"),
+        (2, "dead", "second"),
+    ]
     assert found.attempts[1].worker == "Bob's"
     times = (found.enqueued_at, found.started_at, found.finished_at, found.attempts[0].ended_at)
     assert all(time is not None and time.utcoffset() is not None for time in times)
@@ -257,7 +266,11 @@ BECOMES: dict[str, dict[Make, Any]] = {
         blocked: None, running: JobStateError, dead: None, completed: None, cancelled: None, never_was: JobNotFoundError,
     },
 }  # fmt: skip
-CASES = [pytest.param(verb, make, after, id=f"{verb} {make.__name__}") for verb, table in BECOMES.items() for make, after in table.items()]
+CASES = [
+    pytest.param(verb, make, after, id=f"{verb} {make.__name__}")
+    for verb, table in BECOMES.items()
+    for make, after in table.items()
+]
 
 
 @pytest.mark.parametrize(("verb", "make", "after"), CASES)
@@ -305,7 +318,9 @@ def test_a_retried_job_goes_to_the_end_of_the_line(db: Verbs, app: Skiplock) -> 
     assert in_line == [(first,), (last,), (job,)]
 
 
-def test_cancelling_a_running_job_tells_its_worker_at_its_next_beat_and_until_it_is_settled(db: Verbs, app: Skiplock) -> None:
+def test_cancelling_a_running_job_tells_its_worker_at_its_next_beat_and_until_it_is_settled(
+    db: Verbs, app: Skiplock
+) -> None:
     job = taken(db)
     worker, bystander = db.job(job.id).worker, db.register()
     app.job(job.id).cancel()
@@ -357,7 +372,11 @@ def test_cancel_against_settle(db: Verbs, dsn: str, word: str) -> None:
 
         def act(mine: Verbs, n: int, job: Claimed = job) -> Any:
             if n == 0:
-                return mine.settle(completed=[job]) if word == "completed" else mine.settle(others=[verdict(job, word, delay=9)])
+                return (
+                    mine.settle(completed=[job])
+                    if word == "completed"
+                    else mine.settle(others=[verdict(job, word, delay=9)])
+                )
             return tuple(mine.rows("SELECT * FROM skiplock.cancel(%s)", job.id)[0])
 
         refused, (done, was) = at_once(dsn, 2, act)
@@ -434,7 +453,15 @@ def test_workers(db: Verbs, app: Skiplock) -> None:
     db.rows("SELECT skiplock.beat(%s, 3, 'stopping')", quiet)
     db.rows("UPDATE skiplock.workers SET beat_at = beat_at - interval '1 minute'")
     first, second = app.run(workers_call(S))
-    assert (first.id, first.name, first.state, first.running, first.lost, first.host, first.pid) == (quiet, "quiet", "stopping", 3, False, "host", 1)
+    assert (first.id, first.name, first.state, first.running, first.lost, first.host, first.pid) == (
+        quiet,
+        "quiet",
+        "stopping",
+        3,
+        False,
+        "host",
+        1,
+    )
     assert (second.id, second.name, second.lost, second.queues) == (lost, "lost", True, {})
     assert 60 <= second.silent_for < 120
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+
 from tests.support import connect, in_database
 from tests.support.verbs import Verbs, open_verbs
 

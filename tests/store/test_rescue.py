@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from tests.support.verbs import Claimed, Verbs, at_once, failure, open_verbs, verdict
 
 
@@ -51,7 +52,12 @@ def test_a_silent_worker_is_lost_and_its_jobs_come_back(db: Verbs) -> None:
         assert (row.state, row.losses, row.attempt, row.worker) == ("ready", 1, 0, None)
         assert row.position > last[0], "it goes to the end of the line"
         assert "Ann's" in row.error and "fell silent" in row.error
-        assert (kept.verdict, kept.error_class, kept.worker, kept.worker_name) == ("lost", "JobLostError", worker, "Ann's")
+        assert (kept.verdict, kept.error_class, kept.worker, kept.worker_name) == (
+            "lost",
+            "JobLostError",
+            worker,
+            "Ann's",
+        )
     assert rescue(db) == []
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.verbs import Claimed, Verbs, at_once, failure, open_verbs, verdict
 
 from skiplock.core.outcome import Outcome, Verdict
 from skiplock.work.settle import _SETTLE, settle_call
+from tests.support.verbs import Claimed, Verbs, at_once, failure, open_verbs, verdict
 
 
 @pytest.fixture(scope="module")

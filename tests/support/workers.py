@@ -1,9 +1,9 @@
 """A real worker inside the test's own event loop.
 
-    async with running_worker(app, queues={"default": 5}) as worker:
-        job = await task.aenqueue()
-        record = await settled(job)
-        await worker.until(lambda: seen)
+async with running_worker(app, queues={"default": 5}) as worker:
+    job = await task.aenqueue()
+    record = await settled(job)
+    await worker.until(lambda: seen)
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ EVENTS = (
 
 
 @asynccontextmanager
-async def running_worker(app: Skiplock, *, queues: Mapping[str, int] | None = None, **settings: Any) -> AsyncIterator[RunningWorker]:
+async def running_worker(
+    app: Skiplock, *, queues: Mapping[str, int] | None = None, **settings: Any
+) -> AsyncIterator[RunningWorker]:
     """Start a worker, wait until it is registered; stop it at the end and raise what it raised."""
     given: dict[str, Any] = {"queues": queues or {"default": 10}, "beat_every": 0.5, "grace": 5.0} | settings
     worker = Worker(app, WorkerSettings(**given))
@@ -71,7 +73,9 @@ async def running_worker(app: Skiplock, *, queues: Mapping[str, int] | None = No
             pytest.fail("the worker did not stop")
 
 
-async def until(condition: Callable[[], Any], *, limit: float = LIMIT, unless: asyncio.Future[Any] | None = None) -> Any:
+async def until(
+    condition: Callable[[], Any], *, limit: float = LIMIT, unless: asyncio.Future[Any] | None = None
+) -> Any:
     """The first true value of `condition`. `unless`: nothing is worth waiting for once this is done."""
     deadline = time.monotonic() + limit
     while True:
@@ -102,5 +106,7 @@ async def settled(job: JobHandle, *, state: str | None = None, limit: float = LI
         found: JobRecord = await until(look, limit=limit)
     except AssertionError:
         record = await job.aget()
-        raise AssertionError(f"job {job.id} is {record.state} after {limit} s; {record.error}; was {sorted(set(seen))}") from None
+        raise AssertionError(
+            f"job {job.id} is {record.state} after {limit} s; {record.error}; was {sorted(set(seen))}"
+        ) from None
     return found

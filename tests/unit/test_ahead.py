@@ -33,6 +33,8 @@ def test_the_slower_the_handlers_the_fewer_are_held() -> None:
     assert held[-1] == 0
 
 
-@pytest.mark.parametrize(("old", "new", "weight", "mean"), [(None, 3.0, 0.1, 3.0), (1.0, 2.0, 0.25, 1.25), (1.0, 2.0, 1.0, 2.0)])
+@pytest.mark.parametrize(
+    ("old", "new", "weight", "mean"), [(None, 3.0, 0.1, 3.0), (1.0, 2.0, 0.25, 1.25), (1.0, 2.0, 1.0, 2.0)]
+)
 def test_smoothed(old: float | None, new: float, weight: float, mean: float) -> None:
     assert smoothed(old, new, weight) == mean

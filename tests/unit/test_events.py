@@ -58,7 +58,9 @@ def test_when_nobody_listens_to_failures_nothing_happens(events: Events) -> None
     events.emit("a")
 
 
-def test_a_subscriber_to_failures_that_fails_itself_is_printed(events: Events, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_subscriber_to_failures_that_fails_itself_is_printed(
+    events: Events, capsys: pytest.CaptureFixture[str]
+) -> None:
     events.subscribe(fail, "a", "hook_failed")
     events.emit("a")
     assert "ZeroDivisionError('hook_failed')" in capsys.readouterr().err

@@ -18,7 +18,15 @@ def job(queue: str = "q") -> Job:
     return Job(next(numbers), 1, queue, 0, 1, "t", "{}", 1, 10, 0, datetime.now(UTC), None, None)
 
 
-def lines(concurrency: int = 10, *, running: int = 0, buffered: int = 0, mean: float | None = None, max_ahead: int = 100, max_claim: int = 1000) -> Lines:
+def lines(
+    concurrency: int = 10,
+    *,
+    running: int = 0,
+    buffered: int = 0,
+    mean: float | None = None,
+    max_ahead: int = 100,
+    max_claim: int = 1000,
+) -> Lines:
     found = Lines({"q": concurrency}, max_ahead, max_claim)
     line = found.by_name["q"]
     line.running, line.mean = running, mean

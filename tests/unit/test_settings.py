@@ -35,7 +35,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no beat": ({"beat_every": 0}, "beat_every=0"),
     "a beat of NaN": ({"beat_every": float("nan")}, "beat_every=nan"),
     "never lost": ({"lost_after": float("inf")}, "lost_after=inf"),
-    "lost between two beats": ({"beat_every": 3.0, "lost_after": 8.0}, "lost_after=8.0 must be at least 3 times beat_every=3.0"),
+    "lost between two beats": (
+        {"beat_every": 3.0, "lost_after": 8.0},
+        "lost_after=8.0 must be at least 3 times beat_every=3.0",
+    ),
     "no polling": ({"poll_every": 0}, "poll_every=0"),
 }
 

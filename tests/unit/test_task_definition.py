@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from skiplock import ArgumentError, Backoff, JobContext, OptionError, Resource, Skiplock, TaskDefinitionError, UnknownTaskError
+from skiplock import (
+    ArgumentError,
+    Backoff,
+    JobContext,
+    OptionError,
+    Resource,
+    Skiplock,
+    TaskDefinitionError,
+    UnknownTaskError,
+)
 from skiplock.core.task import EVENT_LOOP, THREAD
 
 
@@ -29,13 +38,21 @@ def test_what_is_taken_from_the_function(app: Skiplock) -> None:
     task = app.task(plain)
     assert (task.name, task.__name__, task.__doc__) == (f"{__name__}.plain", "plain", "What it does.")
     spec = task.spec
-    assert (spec.queue, spec.priority, spec.max_attempts, spec.timeout, spec.executor) == ("default", 0, 10, None, THREAD)
+    assert (spec.queue, spec.priority, spec.max_attempts, spec.timeout, spec.executor) == (
+        "default",
+        0,
+        10,
+        None,
+        THREAD,
+    )
     assert app.task(later).spec.executor == EVENT_LOOP
     assert app.find_task(task.name) is task
 
 
 def test_settings(app: Skiplock) -> None:
-    spec = app.task(name="t", queue="q", priority=3, max_attempts=2, timeout="1m30s", backoff=None, tags=["a"])(plain).spec
+    spec = app.task(name="t", queue="q", priority=3, max_attempts=2, timeout="1m30s", backoff=None, tags=["a"])(
+        plain
+    ).spec
     assert (spec.name, spec.queue, spec.priority, spec.max_attempts) == ("t", "q", 3, 2)
     assert (spec.timeout, spec.backoff, spec.tags) == (90.0, None, ("a",))
     assert app.task(name="u", timeout=dt.timedelta(minutes=2))(plain).spec.timeout == 120.0
@@ -119,7 +136,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", [o for name, o in OPTIONS.items() if name not in ("name empty", "tags a text")], ids=[n for n in OPTIONS if n not in ("name empty", "tags a text")])
+@pytest.mark.parametrize(
+    "settings",
+    [o for name, o in OPTIONS.items() if name not in ("name empty", "tags a text")],
+    ids=[n for n in OPTIONS if n not in ("name empty", "tags a text")],
+)
 def test_settings_that_are_refused(app: Skiplock, settings: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         app.task(**{"name": "t"} | settings)(plain)
@@ -149,7 +170,9 @@ def test_settings_of_the_wrong_type(app: Skiplock, settings: dict[str, Any]) -> 
         app.task(name="t", **settings)(plain)
 
 
-@pytest.mark.xfail(reason="app._wants_context reads the signature before annotations.signature_of can say so", raises=ValueError)
+@pytest.mark.xfail(
+    reason="app._wants_context reads the signature before annotations.signature_of can say so", raises=ValueError
+)
 def test_a_function_without_a_signature(app: Skiplock) -> None:
     with pytest.raises(TaskDefinitionError, match="signature"):
         app.task(name="t")(max)
@@ -175,7 +198,11 @@ def test_a_function_of_main(app: Skiplock) -> None:
     assert app.task(name="given")(script).name == "given"
 
 
-@pytest.mark.parametrize(("factory", "scope"), [(7, "attempt"), (generator, "job"), (generator, None)], ids=["no factory", "no scope", "none"])
+@pytest.mark.parametrize(
+    ("factory", "scope"),
+    [(7, "attempt"), (generator, "job"), (generator, None)],
+    ids=["no factory", "no scope", "none"],
+)
 def test_resources_that_are_refused(factory: Any, scope: Any) -> None:
     with pytest.raises(TaskDefinitionError, match="Resource"):
         Resource(factory, scope=scope)
@@ -209,7 +236,14 @@ def test_options_add_up_and_the_task_stays_as_it_was(app: Skiplock) -> None:
     task = app.task(name="t", queue="q", priority=5, tags=["a"])(plain)
     other = task.using(priority=0, delay="5m").using(queue="r", meta={"m": 1}, timeout=3)
     job = other.job(1)
-    assert (job.queue, job.priority, job.delay, job.tags, job.meta, job.options) == ("r", 0, 300.0, ("a",), '{"m":1}', '{"timeout":3.0}')
+    assert (job.queue, job.priority, job.delay, job.tags, job.meta, job.options) == (
+        "r",
+        0,
+        300.0,
+        ("a",),
+        '{"m":1}',
+        '{"timeout":3.0}',
+    )
     job = task.job(1)
     assert (job.queue, job.priority, job.delay, job.meta, job.options) == ("q", 5, None, None, None)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.support.verbs import Verbs, open_verbs
 
 from skiplock import Skiplock
+from tests.support.verbs import Verbs, open_verbs
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from tests.support import clone, drop
-from tests.support.verbs import Verbs, open_verbs
-from tests.support.workers import RunningWorker, running_worker, settled
 
 from skiplock import Backoff, Cancel, Dead, JobContext, JobHandle, JobRecord, Resource, Retry, Skiplock, Snooze
 from skiplock.core.events import Event
+from tests.support import clone, drop
+from tests.support.verbs import Verbs, open_verbs
+from tests.support.workers import RunningWorker, running_worker, settled
 
 AT_ONCE = Backoff(base=0, floor=0, jitter=False)
 STEADY = Backoff(base=100, factor=2, jitter=False)
@@ -86,7 +86,10 @@ RAISED: dict[str, tuple[Callable[[], BaseException], str]] = {
     "a circle of causes": (circle, "ValueError: one"),
     "NUL in its text": (lambda: ValueError("a\0b"), r"ValueError: a\x00b"),
     "a lone surrogate in its text": (lambda: ValueError("a\ud800b"), r"ValueError: a\ud800b"),
-    "a file name that is no text": (lambda: OSError(2, "gone", b"\xff".decode(errors="surrogateescape")), "FileNotFoundError: "),
+    "a file name that is no text": (
+        lambda: OSError(2, "gone", b"\xff".decode(errors="surrogateescape")),
+        "FileNotFoundError: ",
+    ),
     "ten million characters": (lambda: ValueError("x" * 10_000_000), "ValueError: xxx"),
     "Dead": (lambda: Dead("enough"), "Dead: enough"),
     "Dead without a word": (Dead, "Dead: (no reason given)"),
@@ -117,10 +120,13 @@ RESULTS: dict[str, tuple[Callable[[], Any], Any]] = {
     "nothing": (lambda: None, None),
     "a number": (lambda: 3, 3),
     "false": (lambda: False, False),
-    "text": (lambda: "☃ 🦀 \"quoted\" \\", "☃ 🦀 \"quoted\" \\"),
+    "text": (lambda: '☃ 🦀 "quoted" \\', '☃ 🦀 "quoted" \\'),
     "a tree": (lambda: {"a": [1, {"b": None}]}, {"a": [1, {"b": None}]}),
     "a tuple": (lambda: (1, 2), [1, 2]),
-    "times and numbers": (lambda: [dt.date(2026, 1, 2), uuid.UUID(int=1), Decimal("1.10")], ["2026-01-02", str(uuid.UUID(int=1)), "1.10"]),
+    "times and numbers": (
+        lambda: [dt.date(2026, 1, 2), uuid.UUID(int=1), Decimal("1.10")],
+        ["2026-01-02", str(uuid.UUID(int=1)), "1.10"],
+    ),
     "a dataclass": (lambda: Point(1, dt.date(2026, 1, 2)), {"x": 1, "when": "2026-01-02"}),
 }
 UNSTORABLE: dict[str, Callable[[], Any]] = {
@@ -203,7 +209,9 @@ def test_results(records: Records, name: str, kind: str) -> None:
 
 @both_kinds
 @pytest.mark.parametrize("name", UNSTORABLE)
-def test_a_result_that_cannot_be_stored_ends_the_job_dead_with_the_reason(records: Records, name: str, kind: str) -> None:
+def test_a_result_that_cannot_be_stored_ends_the_job_dead_with_the_reason(
+    records: Records, name: str, kind: str
+) -> None:
     record = records[f"returns {name} {kind}"]
     assert (record.state, record.result) == ("dead", None)
     assert (record.error or "").startswith("ResultNotStorable: the handler succeeded, but its result cannot be stored")
@@ -230,8 +238,18 @@ RETRIES: dict[str, tuple[Callable[[], BaseException], dict[str, Any], dict[str, 
     "a rule for its base": (KeyError, {"backoff": None, "retry_on": {LookupError: STEADY}}, {}, ("retryable", 100)),
     "a rule against it": (KeyError, {"backoff": STEADY, "retry_on": {LookupError: None}}, {}, ("dead", None)),
     "a rule for another": (KeyError, {"backoff": STEADY, "retry_on": {OSError: None}}, {}, ("retryable", 100)),
-    "the job's own backoff": (ValueError, {"backoff": None}, {"backoff": Backoff(base=500, jitter=False)}, ("retryable", 500)),
-    "but the rule for a class comes first": (KeyError, {"retry_on": {KeyError: None}}, {"backoff": STEADY}, ("dead", None)),
+    "the job's own backoff": (
+        ValueError,
+        {"backoff": None},
+        {"backoff": Backoff(base=500, jitter=False)},
+        ("retryable", 500),
+    ),
+    "but the rule for a class comes first": (
+        KeyError,
+        {"retry_on": {KeyError: None}},
+        {"backoff": STEADY},
+        ("dead", None),
+    ),
     "Retry": (Retry, {"backoff": STEADY}, {}, ("retryable", 100)),
     "Retry with a delay": (lambda: Retry(delay="5m"), {"backoff": None}, {}, ("retryable", 300)),
     "Retry without a delay where none is allowed": (Retry, {"backoff": None}, {}, ("dead", None)),
@@ -392,7 +410,9 @@ async def test_a_thread_that_never_ends_does_not_hold_up_the_worker_s_end(app: S
     assert (row.state, row.attempt) == ("ready", 0)
 
 
-async def test_a_handler_that_swallows_its_cancellation(app: Skiplock, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_handler_that_swallows_its_cancellation(
+    app: Skiplock, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("skiplock.work.run.STUCK_AFTER", 0.1)
 
     @app.task(name="stubborn", timeout=0.1, max_attempts=1)
@@ -592,7 +612,9 @@ def task_with(app: Skiplock, kind: str, body: Callable[[str], Any], resource: An
 
 @both_kinds
 @pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES)
-async def test_a_resource_is_opened_and_closed_around_each_attempt(app: Skiplock, kind: str, factory: Callable[[Log], Any]) -> None:
+async def test_a_resource_is_opened_and_closed_around_each_attempt(
+    app: Skiplock, kind: str, factory: Callable[[Log], Any]
+) -> None:
     log: Log = []
 
     def body(it: str) -> str:
@@ -624,7 +646,9 @@ async def test_several_resources_are_closed_in_reverse_order(app: Skiplock) -> N
     log: Log = []
 
     @app.task(name="t")
-    async def work(n: int, a: str = Resource(sync_resource(log, "a")), b: str = Resource(async_resource(log, "b"))) -> list[Any]:
+    async def work(
+        n: int, a: str = Resource(sync_resource(log, "a")), b: str = Resource(async_resource(log, "b"))
+    ) -> list[Any]:
         return [n, a, b]
 
     async with running_worker(app):
@@ -664,7 +688,9 @@ def yields_nothing() -> Iterator[str]:
 
 
 @both_kinds
-@pytest.mark.parametrize("factory", [fails_to_open, fails_to_close, yields_nothing, lambda: 7], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "factory", [fails_to_open, fails_to_close, yields_nothing, lambda: 7], ids=lambda f: f.__name__
+)
 async def test_a_resource_that_fails_fails_the_attempt(app: Skiplock, kind: str, factory: Callable[[], Any]) -> None:
     task = task_with(app, kind, lambda it: it, Resource(factory), max_attempts=1)
 
@@ -751,7 +777,9 @@ async def test_the_app_s_middleware_is_outside_and_the_first_one_outermost(db: V
         log.append("run")
         raise ValueError("boom")
 
-    task = app.task(name="t", max_attempts=1, middleware=[noting(log, "three")])(on_loop if kind == "async" else in_thread)
+    task = app.task(name="t", max_attempts=1, middleware=[noting(log, "three")])(
+        on_loop if kind == "async" else in_thread
+    )
     async with running_worker(app):
         await settled(await task.aenqueue())
     names = ("one", "two", "three")
@@ -828,7 +856,13 @@ async def test_what_an_event_tells(app: Skiplock) -> None:
         job = await work.aenqueue()
         await settled(job)
         [ended], [dead] = worker.heard("attempt_ended"), worker.heard("job_dead")
-    assert (ended["job"].id, ended["task"], ended["queue"], ended["attempt"], ended["verdict"]) == (job.id, "t", "q", 1, "dead")
+    assert (ended["job"].id, ended["task"], ended["queue"], ended["attempt"], ended["verdict"]) == (
+        job.id,
+        "t",
+        "q",
+        1,
+        "dead",
+    )
     assert (ended["failure"].error_class, ended["delay"]) == ("ValueError", None)
     assert 0 <= ended["took"] < 30
     assert dead["failure"].message == "boom"
@@ -855,7 +889,7 @@ async def test_a_hook_that_fails_harms_nobody(app: Skiplock, whose: str, error: 
         for moment in moments:
             app.on(moment, fail)
 
-    @app.task(name="t", max_attempts=1, hooks={moment: fail for moment in moments} if whose == "task" else None)
+    @app.task(name="t", max_attempts=1, hooks=dict.fromkeys(moments, fail) if whose == "task" else None)
     async def work(n: int) -> int:
         if n == 0:
             raise ValueError("handler")
@@ -889,7 +923,9 @@ def test_a_plain_call_runs_the_function_here_and_now() -> None:
         return ctx.id, ctx.attempt, ctx.cancelled, ctx.meta, n, it
 
     @app.task(name="d")
-    async def with_everything_later(ctx: JobContext, n: int, it: str = Resource(async_resource(log))) -> tuple[Any, ...]:
+    async def with_everything_later(
+        ctx: JobContext, n: int, it: str = Resource(async_resource(log))
+    ) -> tuple[Any, ...]:
         log.append("run")
         await ctx.complete(connection=None)
         return ctx.id, await ctx.once("x", lambda: n), it

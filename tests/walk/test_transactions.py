@@ -9,13 +9,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.guests import ASYNC_GUESTS, SYNC_GUESTS, AsyncKind, Guest, SyncKind
-from tests.support.verbs import Verbs
-from tests.support.workers import running_worker, settled
 
 from skiplock import Backoff, JobContext, LeaseLostError, Skiplock, SkiplockError, UnsupportedConnectionError
 from skiplock.store.call import Call
 from skiplock.store.guests import arun_on, run_on
+from tests.support.guests import ASYNC_GUESTS, SYNC_GUESTS, AsyncKind, Guest, SyncKind
+from tests.support.verbs import Verbs
+from tests.support.workers import running_worker, settled
 
 AT_ONCE = Backoff(base=0, floor=0, jitter=False)
 WRITE = Call("INSERT INTO business (job, note) VALUES ($1::text::bigint, $2::text)", (), list)
@@ -163,7 +163,9 @@ async def test_it_cannot_commit_once_the_lease_is_lost(app: Skiplock, db: Verbs,
             db.rows("SELECT skiplock.report_lost(%s, %s, 'a mistake')", running.worker.id, [ctx.id])
 
     work = await make(app, lose)
-    async with running_worker(app, beat_every=100.0, lost_after=300.0) as running:  # so that it does not learn it by a beat
+    async with running_worker(
+        app, beat_every=100.0, lost_after=300.0
+    ) as running:  # so that it does not learn it by a beat
         job = await work.aenqueue()
         await running.until_heard("settle_refused")
         [ended] = running.heard("attempt_ended")
@@ -339,7 +341,9 @@ async def test_jobs_do_not_share_their_steps(app: Skiplock) -> None:
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
-async def test_with_a_connection_the_effect_and_its_record_are_one(app: Skiplock, db: Verbs, dsn: str, kind: str) -> None:
+async def test_with_a_connection_the_effect_and_its_record_are_one(
+    app: Skiplock, db: Verbs, dsn: str, kind: str
+) -> None:
     """The first attempt rolls both back, the second commits both and fails, the third finds the record."""
     values: list[int] = []
 
@@ -421,7 +425,9 @@ def test_there_is_no_transaction_in_a_plain_call() -> None:
 
 
 @pytest.mark.parametrize("kind", SYNC_GUESTS)
-def test_jobs_enqueued_on_a_sync_connection_come_with_its_commit(app: Skiplock, db: Verbs, dsn: str, kind: SyncKind) -> None:
+def test_jobs_enqueued_on_a_sync_connection_come_with_its_commit(
+    app: Skiplock, db: Verbs, dsn: str, kind: SyncKind
+) -> None:
     task = app.task(name="t")(_work)
 
     def many(guest: Guest) -> list[int]:

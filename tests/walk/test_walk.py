@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import pydantic
 import pytest
-from tests.support.guests import ASYNC_GUESTS, SYNC_GUESTS, AsyncKind, SyncKind
-from tests.support.verbs import Verbs
-from tests.support.workers import RunningWorker, running_worker, settled, until
 
 from skiplock import Backoff, BlockingCallError, Dead, JobContext, Skiplock
 from skiplock.core.settings import WorkerSettings
 from skiplock.worker import Worker
+from tests.support.guests import ASYNC_GUESTS, SYNC_GUESTS, AsyncKind, SyncKind
+from tests.support.verbs import Verbs
+from tests.support.workers import RunningWorker, running_worker, settled, until
 
 AT_ONCE = Backoff(base=0, floor=0, jitter=False)
 
@@ -272,7 +272,9 @@ async def test_jobs_that_cannot_be_read_fail_alone(app: Skiplock, db: Verbs) -> 
     bad = {name: db.enqueue(args=args, max_attempts=1) for name, args in BAD_ARGS.items()}
     bad |= {name: db.enqueue(args='{"n": 0}', options=options, max_attempts=1) for name, options in BAD_OPTIONS.items()}
     good = db.enqueue(args='{"n": 7}')
-    sql = "SELECT state, error FROM skiplock.jobs WHERE id = %s"  # not through the desk, which reads args and options too
+    sql = (
+        "SELECT state, error FROM skiplock.jobs WHERE id = %s"  # not through the desk, which reads args and options too
+    )
     async with running_worker(app) as worker:
         await settled(app.job(good))
         for name, job in bad.items():
@@ -361,7 +363,9 @@ async def test_a_rolled_back_transaction_wakes_nobody_and_a_committed_one_does(
                 await work.using(connection=guest.connection).aenqueue(f"{kind.__name__} {end}")
                 await getattr(guest, end)()
 
-    kinds: list[Callable[[], Any]] = [lambda k=kind: asyncio.to_thread(sync, k) for kind in SYNC_GUESTS if "psycopg2" not in kind.__name__]
+    kinds: list[Callable[[], Any]] = [
+        lambda k=kind: asyncio.to_thread(sync, k) for kind in SYNC_GUESTS if "psycopg2" not in kind.__name__
+    ]
     kinds += [lambda k=kind: async_(k) for kind in ASYNC_GUESTS]
     async with running_worker(app, **bell_only) as worker:
         for n, enqueue in enumerate(kinds, 1):
