@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from skiplock.client import AsyncFace
+from skiplock.core.annotations import signature_of
 from skiplock.core.codec import ArgsCodec, check_name
 from skiplock.core.errors import OptionError, TaskDefinitionError, UnknownTaskError
 from skiplock.core.events import Events, Subscriber
@@ -117,9 +118,11 @@ class Skiplock:
     ) -> Task[..., Any]:
         if isinstance(function, Task) or not callable(function):
             raise TaskDefinitionError(f"{function!r}: decorate a plain function")
-        name = check_name(name or _default_name(function), "task name")
+        name = check_name(_default_name(function) if name is None else name, "task name")
         if name in self.tasks:
             raise TaskDefinitionError(f"task {name!r} is registered twice; give one of them another name=")
+        _check_rules(name, backoff, retry_on, (*middleware, *(hooks or {}).values()))
+        signature_of(function, name)
         wants_context = _wants_context(function)
         resources = resources_of(function, name)
         first = {next(iter(inspect.signature(function).parameters))} if wants_context else set()
@@ -138,7 +141,7 @@ class Skiplock:
             resources=resources,
             middleware=(*self.middleware, *middleware),
             hooks=_hooks(hooks, name),
-            tags=check_tags(list(tags)),
+            tags=check_tags(tags),
         )
         task: Task[..., Any] = Task(self, spec)
         self.tasks[name] = task
@@ -301,6 +304,20 @@ def _executor(function: Callable[..., Any], executor: str | None, name: str) -> 
             f'task {name!r}: executor={executor!r} does not fit; "{EVENT_LOOP}" is for `async def`, "{THREAD}" for `def`'
         )
     return found
+
+
+def _check_rules(task: str, backoff: Any, retry_on: Any, callables: Iterable[Any]) -> None:
+    """Refuse at the declaration what would otherwise show up when the first attempt fails."""
+    if backoff is not None and not isinstance(backoff, Backoff):
+        raise TaskDefinitionError(f"task {task!r}: backoff={backoff!r}: give a Backoff(…), or None for no retries")
+    for cls, rule in (retry_on or {}).items():
+        if not (isinstance(cls, type) and issubclass(cls, BaseException)):
+            raise TaskDefinitionError(f"task {task!r}: retry_on has the key {cls!r}: give exception classes")
+        if rule is not None and not isinstance(rule, Backoff):
+            raise TaskDefinitionError(f"task {task!r}: retry_on[{cls.__name__}]={rule!r}: give a Backoff(…) or None")
+    for found in callables:
+        if not callable(found):
+            raise TaskDefinitionError(f"task {task!r}: {found!r} is given as a hook or middleware and cannot be called")
 
 
 def _hooks(hooks: Mapping[str, Callable[..., Any]] | None, name: str) -> dict[str, tuple[Callable[..., Any], ...]]:

@@ -6,7 +6,7 @@ import io
 import json
 import logging
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -50,7 +50,7 @@ def _job(**changes):
         "attempt": 1,
         "max_attempts": 5,
         "losses": 0,
-        "enqueued_at": datetime.now(UTC),
+        "enqueued": "2026-12-01 03:00:00+00",
         "meta": None,
         "options": None,
     }
@@ -59,7 +59,7 @@ def _job(**changes):
 
 def _ended(verdict, failure=None, delay=None):
     job = _job()
-    return "attempt_ended", {
+    return "attempt_ended" if verdict == "completed" else "attempt_failed", {
         "job": job,
         "task": job.task,
         "queue": job.queue,

@@ -283,6 +283,27 @@ def test_a_mixed_batch_says_exactly_which_were_refused_and_can_be_repeated(db: V
         assert len(db.attempts(jobs[3].id)) == len(db.attempts(jobs[4].id)) == 1
 
 
+@pytest.mark.parametrize("stale_first", [True, False])
+@pytest.mark.parametrize("word", ["completed", "retry", "snooze", "release", "cancelled", "dead"])
+def test_a_job_twice_in_one_batch_is_settled_once(db: Verbs, worker: int, word: str, stale_first: bool) -> None:
+    """An outcome that could not be settled in an outage, and the next attempt's, made by the same process."""
+    [stale] = running(db, worker)
+    db.rows("SELECT skiplock.report_lost(%s, %s, 'an outage')", worker, [stale.id])
+    [fresh] = db.claim_suspects(db.register())
+    both = [stale, fresh] if stale_first else [fresh, stale]
+    if word == "completed":
+        db.settle(completed=both, results=["1" if job is stale else "2" for job in both])
+    else:
+        db.settle(
+            others=[verdict(job, word, delay=9, failure=failure("old" if job is stale else "new")) for job in both]
+        )
+    assert db.count() == 1
+    row = db.job(fresh.id)
+    assert row.state not in ("running", None)
+    assert row.result == (2 if word == "completed" else None)
+    assert "old" not in (row.error or "")
+
+
 def test_nothing_to_settle(db: Verbs, worker: int) -> None:
     assert db.settle() == []
     assert db.rows("SELECT * FROM skiplock.settle('{}', '{}', NULL, NULL, '[]')") == []
@@ -412,9 +433,9 @@ def test_two_settles_in_opposite_order_do_not_deadlock(db: Verbs, worker: int, d
 
 
 def test_of_two_settles_of_one_attempt_one_counts(db: Verbs, worker: int, dsn: str) -> None:
+    words = ["completed", "dead", "retry", "cancelled"]
     for _ in range(5):
         [job] = running(db, worker)
-        words = ["completed", "dead", "retry", "cancelled"]
 
         def settle(mine: Verbs, n: int, job: Claimed = job) -> list[tuple[int, int]]:
             return mine.settle(completed=[job]) if n == 0 else mine.settle(others=[verdict(job, words[n], delay=99)])

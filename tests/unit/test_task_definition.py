@@ -147,7 +147,6 @@ def test_settings_that_are_refused(app: Skiplock, settings: dict[str, Any]) -> N
     assert app.tasks == {}
 
 
-@pytest.mark.xfail(reason="check_tags gets list('tag') and name='' falls back to the default name")
 @pytest.mark.parametrize("settings", [OPTIONS["name empty"], OPTIONS["tags a text"]], ids=["name empty", "tags a text"])
 def test_settings_that_should_be_refused(app: Skiplock, settings: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
@@ -163,16 +162,12 @@ WRONG_TYPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.xfail(reason="not checked at the declaration: shows up when the first attempt fails, or at every attempt")
 @pytest.mark.parametrize("settings", WRONG_TYPES.values(), ids=WRONG_TYPES)
 def test_settings_of_the_wrong_type(app: Skiplock, settings: dict[str, Any]) -> None:
     with pytest.raises(TaskDefinitionError):
         app.task(name="t", **settings)(plain)
 
 
-@pytest.mark.xfail(
-    reason="app._wants_context reads the signature before annotations.signature_of can say so", raises=ValueError
-)
 def test_a_function_without_a_signature(app: Skiplock) -> None:
     with pytest.raises(TaskDefinitionError, match="signature"):
         app.task(name="t")(max)

@@ -542,6 +542,31 @@ async def test_a_cancelled_job_that_fails_is_not_retried(app: Skiplock) -> None:
     assert (record.state, record.attempt) == ("cancelled", 1)
 
 
+async def test_a_job_claimed_ahead_and_cancelled_never_starts(
+    app: Skiplock, db: Verbs, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skiplock.worker.STALLED_AFTER", 60.0)  # what is stalled would be given back, and so cancelled
+    ran: list[int] = []
+
+    @app.task(name="t")
+    async def work(n: int) -> None:
+        ran.append(n)
+        if n == 0:
+            await hold.on_loop()
+
+    async with running_worker(app, queues={"default": 1}) as worker:
+        worker.worker._lines.by_name["default"].mean = 1e-5  # as after many fast jobs: it claims ahead
+        jobs = await app.aenqueue_many([work.job(n) for n in range(3)])
+        await worker.until(lambda: worker.worker._lines.buffered == 2)
+        assert await jobs[1].acancel() == "running"
+        await settled(jobs[1], limit=10)
+        hold.free.set()
+        await settled(jobs[2])
+    assert ran == [0, 2]
+    row = db.job(jobs[1].id)
+    assert (row.state, db.attempts(row.id)) == ("cancelled", [])
+
+
 # --- resources --------------------------------------------------------------------------------------------------------
 
 Log = list[str]

@@ -16,6 +16,7 @@
 | handler_unstuck   | such a handler ended after all                    | job, task, seconds                                   |
 | claim_failed, settle_failed, beat_failed, listen_failed | a statement failed; it will be repeated | error, retry_in      |
 | hook_failed       | a hook or subscriber raised                       | hook, error                                          |
+| queue_not_served  | a task's queue is not among a worker's            | queue, tasks                                         |
 | promoted          | waiting jobs became ready                         | jobs                                                 |
 | child_started, child_restarted | the supervisor started a worker process | pid                                                  |
 | child_died        | one died                                          | pid, code, reason, restart_in                        |

@@ -7,7 +7,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from skiplock.core.errors import ConfigurationError
+from skiplock.core.codec import check_name
+from skiplock.core.errors import ConfigurationError, OptionError
 
 DSN_VARIABLES = ("SKIPLOCK_DATABASE_URL", "DATABASE_URL")
 
@@ -45,6 +46,7 @@ class WorkerSettings:
         if not self.queues:
             raise ConfigurationError("queues: name at least one, as in --queue default=50")
         for name, concurrency in self.queues.items():
+            _check_queue(name)
             if not isinstance(concurrency, int) or isinstance(concurrency, bool) or not 1 <= concurrency <= 10_000:
                 raise ConfigurationError(
                     f"queue {name!r}: concurrency {concurrency!r} must be a whole number from 1 to 10000"
@@ -53,11 +55,22 @@ class WorkerSettings:
             value = getattr(self, key)
             if not math.isfinite(value) or value < 0 or (value == 0 and key != "grace"):
                 raise ConfigurationError(f"{key}={value!r}: must be a positive number of seconds")
-        if self.lost_after < 3 * self.beat_every:
+        for key, least in (("max_ahead", 0), ("max_claim", 1)):
+            value = getattr(self, key)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigurationError(f"{key}={value!r}: must be a whole number of at least {least}")
+        if self.lost_after < 3 * self.beat_every * 0.999:
             raise ConfigurationError(
                 f"lost_after={self.lost_after} must be at least 3 times beat_every={self.beat_every}: "
                 "else one late beat makes a living worker look dead"
             )
+
+
+def _check_queue(name: str) -> None:
+    try:
+        check_name(name, "queue")
+    except OptionError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def resolve_dsn(explicit: str | None, environ: Mapping[str, str] = os.environ) -> str:

@@ -144,4 +144,11 @@ def _record(row: Row) -> JobRecord:
 
 
 def _json(text: str | None) -> Any:
-    return None if text is None else msgspec.json.decode(text)
+    """The value, or the text itself where only PostgreSQL can read it (nested too deep, lone surrogates, enqueued through
+    SQL): one such row must not break a list."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text

@@ -6,6 +6,7 @@ whenever they differ. Both are recorded in `skiplock.migrations`, readable witho
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,6 +121,7 @@ def verify(dsn: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
 def restore(dsn: str, schema: str = DEFAULT_SCHEMA) -> list[str]:
     """Put the functions back as they should be, even if they are recorded as current."""
     with _session(dsn) as connection, connection.transaction():
+        _steps(_applied(connection, schema), schema)  # raises if a newer skiplock has been here
         connection.execute(render("DELETE FROM skiplock.migrations WHERE name = 'functions'", schema).encode())
     return migrate(dsn, schema)
 
@@ -170,11 +172,30 @@ def _steps(applied: dict[str, str], schema: str) -> list[Step]:
     return steps
 
 
+# A function whose parameters have grown is another function to PostgreSQL, and a call with the older ones would still find
+# the older one. What was not made by this very transaction is such a leftover. (Functions of other names are not ours.)
+_DROP_OLDER = """DO $$
+DECLARE
+    v_older text;
+BEGIN
+    FOR v_older IN
+        SELECT p.oid::regprocedure::text FROM pg_proc p
+        WHERE p.pronamespace = to_regnamespace('{schema}') AND p.proname IN ({names})
+          AND p.xmin::text::bigint <> pg_current_xact_id()::text::bigint % 4294967296
+    LOOP
+        EXECUTE 'DROP FUNCTION ' || v_older;
+    END LOOP;
+END $$;"""
+_NAME = re.compile(r"CREATE OR REPLACE FUNCTION skiplock\.(\w+)\s*\(")
+
+
 def _functions_sql(schema: str) -> str:
+    names = sorted({name for f in functions() for name in _NAME.findall(f.text)})
+    drop = _DROP_OLDER.format(schema=quoted(schema), names=", ".join(f"'{name}'" for name in names))
     # Nobody but the owner may call them until told so; `enqueue` runs with the owner's rights, so that a role with
     # EXECUTE on it alone can produce jobs.
     revoke = f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {quoted(schema)} FROM PUBLIC;"
-    return "\n".join([*(f"-- {f.name}\n{render(f.text, schema)}" for f in functions()), revoke])
+    return "\n".join([*(f"-- {f.name}\n{render(f.text, schema)}" for f in functions()), drop, revoke])
 
 
 def _checksum(name: str) -> str:

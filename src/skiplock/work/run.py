@@ -304,6 +304,10 @@ class Runner:
         for entry in list(self.running.values()):
             if entry.job.id in wanted:
                 self.interrupt(entry, CANCEL)
+        for line in self._lines.by_name.values():
+            for job in [job for job in line.buffer if job.id in wanted]:
+                line.buffer.remove(job)  # claimed ahead and not started: the settle makes it cancelled
+                self._settler.add(Outcome(job.id, job.lease, Verdict.RELEASE))
 
     def interrupt_all(self, why: str) -> None:
         """Break all attempts off."""

@@ -69,7 +69,7 @@ BEGIN
             SELECT g.id, g.position, g.lease, g.worker, g.enqueued_at, g.run_at,
                    coalesce(v_now - u.took * interval '1 s', g.started_at), v_now, g.attempt, g.max_attempts,
                    g.priority, g.losses, $3, g.queue, g.task, g.args, g.tags, g.meta, g.options, coalesce(u.error, g.error)
-            FROM gone g JOIN unnest($1, $4, $6) AS u (id, took, error) ON u.id = g.id
+            FROM gone g JOIN unnest($1, $2, $4, $6) AS u (id, lease, took, error) ON u.id = g.id AND u.lease = g.lease
             RETURNING j.id
         )
         SELECT array_agg(m.id) INTO v_moved FROM moved m;
@@ -87,7 +87,7 @@ BEGIN
                    coalesce(v_now - u.took * interval '1 s', g.started_at), v_now, g.attempt, g.max_attempts,
                    g.priority, g.losses, $3, g.queue, g.task, g.args, g.tags, g.meta, g.options, u.result,
                    CASE WHEN $3 <> 'completed' THEN coalesce(u.error, g.error) END
-            FROM gone g JOIN unnest($1, $4, $5, $6) AS u (id, took, result, error) ON u.id = g.id
+            FROM gone g JOIN unnest($1, $2, $4, $5, $6) AS u (id, lease, took, result, error) ON u.id = g.id AND u.lease = g.lease
             RETURNING j.id
         )
         SELECT array_agg(m.id) INTO v_moved FROM moved m;
@@ -167,7 +167,7 @@ BEGIN
         SELECT g.id, g.lease, g.enqueued_at, v_now + coalesce(u.delay, 0) * interval '1 s',
                CASE WHEN $5 THEN g.attempt ELSE g.attempt - 1 END, g.max_attempts, g.priority, 0, 'retryable', g.queue,
                g.task, g.args, g.tags, g.meta, g.options, coalesce(u.error, g.error)
-        FROM gone g JOIN unnest($1, $3, $4) AS u (id, delay, error) ON u.id = g.id
+        FROM gone g JOIN unnest($1, $2, $3, $4) AS u (id, lease, delay, error) ON u.id = g.id AND u.lease = g.lease
         RETURNING j.id, j.run_at
     )
     SELECT array_agg(m.id), min(m.run_at) INTO v_moved, v_due FROM moved m;
