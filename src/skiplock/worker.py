@@ -178,6 +178,8 @@ class Worker:
             self._heart.beat()
 
     def _on_beat(self, beat: Beat) -> None:
+        if beat.worker != self.id:
+            return  # asked before this process was registered anew
         if not beat.known:
             self._on_lost()
             return

@@ -6,9 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -129,13 +127,13 @@ def test_the_server_is_not_root_and_sees_none_of_roots_environment(monkeypatch: 
 
 def test_an_ordinary_user_starts_and_root_attaches(place: Path) -> None:
     user = server_user()
-    if not permitted(user, "-r", Path(sys.executable)) or not permitted(user, "-r", Path(__file__)):
-        pytest.skip("this Python is out of the ordinary user's reach")
+    with start() as mine:
+        programs = mine.bin  # where the user can reach them
     data = place / "mine" / "data"
     data.parent.mkdir()
     os.chown(data.parent, user.uid, user.gid)
-    identity: dict[str, Any] = {"user": user.uid, "group": user.gid, "extra_groups": []}
-    with subprocess.Popen(parent_command(data), stdout=subprocess.PIPE, text=True, **identity) as process:
+    command = parent_command(data, binaries=programs, user=user)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
         with start(data) as server:

@@ -304,6 +304,17 @@ def test_a_job_twice_in_one_batch_is_settled_once(db: Verbs, worker: int, word: 
     assert "old" not in (row.error or "")
 
 
+@pytest.mark.parametrize("word", ["completed", "retry", "dead"])
+def test_the_very_same_pair_twice_is_refused_as_a_whole(db: Verbs, worker: int, word: str) -> None:
+    [job] = running(db, worker)
+    with pytest.raises(psycopg.Error, match="listed twice"):
+        if word == "completed":
+            db.settle(completed=[job, job])
+        else:
+            db.settle(others=[verdict(job, word, delay=9), verdict(job, word, delay=9)])
+    assert (db.count(), db.state(job.id)) == (1, "running")
+
+
 def test_nothing_to_settle(db: Verbs, worker: int) -> None:
     assert db.settle() == []
     assert db.rows("SELECT * FROM skiplock.settle('{}', '{}', NULL, NULL, '[]')") == []

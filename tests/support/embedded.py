@@ -56,16 +56,21 @@ def server_user() -> Account:
 
 
 _PARENT = """
-import pathlib, signal, sys
+import os, pathlib, signal, sys
 from skiplock.store.embedded import start_server
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-binaries, data = (pathlib.Path(word) if word else None for word in sys.argv[1:])
+*words, user = sys.argv[1:]
+if user:  # from here on as this one: after the imports, since our Python may be out of the user's reach
+    uid, gid = map(int, user.split(":"))
+    os.setgroups([]), os.setgid(gid), os.setuid(uid)
+binaries, data = (pathlib.Path(word) if word else None for word in words)
 server = start_server(data, binaries=binaries)
 print(server.data, server.dsn(), flush=True)
 signal.pause()
 """
 
 
-def parent_command(data: Path | None = None) -> list[str]:
-    """A process that starts a server, says "data dsn" in a line, and waits to be killed."""
-    return [sys.executable, "-c", _PARENT, str(BINARIES or ""), str(data or "")]
+def parent_command(data: Path | None = None, *, binaries: Path | None = None, user: Account | None = None) -> list[str]:
+    """A process that starts a server (as `user`), says "data dsn" in a line, and waits to be killed."""
+    identity = f"{user.uid}:{user.gid}" if user else ""
+    return [sys.executable, "-c", _PARENT, str(binaries or BINARIES or ""), str(data or ""), identity]

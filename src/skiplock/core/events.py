@@ -65,7 +65,7 @@ class Events:
         for subscriber in subscribers:
             try:
                 subscriber(event)
-            except Exception as error:  # a broken subscriber must never decide the fate of a job
+            except BaseException as error:  # not even SystemExit: a subscriber never decides the fate of a job
                 if name != "hook_failed":
                     self.emit("hook_failed", hook=getattr(subscriber, "__qualname__", repr(subscriber)), error=error)
                 else:

@@ -107,6 +107,19 @@ def unavailable(error: BaseException, dsn: str) -> SkiplockError:
     return DatabaseUnavailableError(f"no connection to {safe_dsn(dsn)}: {text}")
 
 
+def lost(error: BaseException) -> DatabaseUnavailableError | None:
+    """The error for a connection that was lost during a call, or None if it was not.
+
+    Not repeated by us: even after "terminating connection due to administrator command" the statement may have been
+    committed, and an enqueue done twice is two jobs. Whoever calls knows whether that matters.
+    """
+    if meaning(error) is not Meaning.RECONNECT:
+        return None
+    return DatabaseUnavailableError(
+        f"the connection was lost during the call, which may or may not have been done: {error}"
+    )
+
+
 def safe_dsn(dsn: str) -> str:
     """The DSN with its password masked, fit for messages."""
     try:

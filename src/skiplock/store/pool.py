@@ -21,11 +21,11 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from skiplock.core.errors import ConfigurationError
 from skiplock.store.call import Call
-from skiplock.store.guard import translate, unavailable
+from skiplock.store.guard import lost, translate, unavailable
 
 T = TypeVar("T")
 POOL_TIMEOUT = 30.0  # seconds to wait for a connection before DatabaseUnavailableError
-FRESH = 5.0  # seconds: a connection used within that time is not probed before it is lent
+FRESH = 1.0  # seconds: a connection used within that time is not probed before it is lent
 
 # A host that vanished without a word is noticed in about 25 s instead of the system's two hours; a server that does not
 # answer at all in 10 s instead of two minutes for each address.
@@ -130,9 +130,12 @@ class SyncDatabase:
             self._pool.putconn(lent)
 
     def run(self, call: Call[T]) -> T:
-        """One call, one transaction."""
-        with self.connection() as connection:
-            return run_call(connection, call)
+        """One call, one transaction. Raises DatabaseUnavailableError if the connection is lost meanwhile."""
+        try:
+            with self.connection() as connection:
+                return run_call(connection, call)
+        except psycopg.Error as error:
+            raise lost(error) or error from error
 
     def close(self) -> None:
         self._pool.close()
@@ -172,9 +175,12 @@ class AsyncDatabase:
             await self._pool.putconn(lent)
 
     async def run(self, call: Call[T]) -> T:
-        """One call, one transaction."""
-        async with self.connection() as connection:
-            return await arun_call(connection, call)
+        """The async twin of `SyncDatabase.run`."""
+        try:
+            async with self.connection() as connection:
+                return await arun_call(connection, call)
+        except psycopg.Error as error:
+            raise lost(error) or error from error
 
     async def close(self) -> None:
         await self._pool.close()

@@ -33,8 +33,9 @@ _LEAVE = "SELECT skiplock.leave($1::text::bigint)"
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a beat answered; see beat.sql."""
+    """What a beat answered; see beat.sql. `worker`: who asked, since it may be registered anew by now."""
 
+    worker: int
     known: bool
     leader: bool
     due_in: float | None
@@ -74,7 +75,9 @@ def beat_call(pulse: Pulse, queues: Sequence[str], duty_for: float, schema: str,
         str(sweep).lower(),
     )
     return Call(
-        render(_BEAT, schema), params, lambda rows: Beat(*[*rows[0][:6], msgspec.json.decode(rows[0][6] or "[]")])
+        render(_BEAT, schema),
+        params,
+        lambda rows: Beat(*[pulse.worker, *rows[0][:6], msgspec.json.decode(rows[0][6] or "[]")]),
     )
 
 

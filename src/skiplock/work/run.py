@@ -18,6 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
+import msgspec
+
 from skiplock.core.codec import encode_result
 from skiplock.core.decide import CANCEL, LOST, SHUTDOWN, TIMEOUT, failed, guarded, interrupted, timeout_of
 from skiplock.core.errors import ArgumentError
@@ -200,7 +202,9 @@ class Runner:
         job = entry.job
         if entry.context is not None and entry.context.completing:
             # Nothing to settle if that transaction committed; the settle finds out, and retries the job otherwise.
-            return Outcome(job.id, job.lease, Verdict.RETRY, took, delay=0.0, failure=_UNCOMMITTED, in_transaction=True)
+            error = RuntimeError(_UNCOMMITTED.message)
+            otherwise = failed(job, entry.task.spec, error, took)
+            return msgspec.structs.replace(otherwise, failure=_UNCOMMITTED, in_transaction=True)
         try:
             result = None if value is None else encode_result(value, limit=self._reach.max_result_bytes)
         except ArgumentError as error:
@@ -238,7 +242,7 @@ class Runner:
         self._settler.add(outcome, entry.slot)
         if outcome.delay is not None:
             self._on_delay(outcome.delay)
-        if outcome.verdict == Verdict.DEAD:
+        if outcome.verdict == Verdict.DEAD and not outcome.in_transaction:
             self._tell(entry.task, "job_dead", job, failure=outcome.failure)
         completed = outcome.in_transaction or outcome.verdict == Verdict.COMPLETED
         if not completed or self._events.wants("attempt_ended") or entry.task.hooks:

@@ -72,7 +72,7 @@ class Settler:
                     failures += 1
                     wait = pause(failures)
                     self._events.emit("settle_failed", error=error, retry_in=wait)
-                    if meaning(error) is Meaning.BUG:
+                    if meaning(error) in (Meaning.BUG, Meaning.OURS):
                         await self._one_by_one(batch)
                     await asyncio.sleep(wait)
                     continue

@@ -1,7 +1,7 @@
 -- Acts of people on one job. Each answers what it did; a job in a state that does not allow the act is left alone and its
 -- state is returned as `was`. `done` false and `was` NULL: no such job.
 
--- Retry: dead and cancelled jobs get a new life with all their attempts; a retryable or scheduled one runs now.
+-- Retry: dead and cancelled jobs get a new life, with the attempts they had left and at least one; a retryable or scheduled one runs now.
 CREATE OR REPLACE FUNCTION skiplock.retry(id bigint) RETURNS TABLE (done boolean, was text)
 LANGUAGE plpgsql
 AS $$

@@ -58,7 +58,7 @@ BEGIN
 END $$;
 
 -- Give the jobs of a lost worker back.
---   `started` known:   started → attempt spent, a loss counted, retried with a pause; the rest → as if never claimed
+--   `started` known:   started → attempt spent, a loss counted, ready again; the rest → as if never claimed
 --   `started` unknown: nobody can tell, so no attempt is spent, but a loss is counted
 -- A job that has lost three workers in a row, or whose attempts are used up, is dead. A cancel request wins.
 CREATE OR REPLACE FUNCTION skiplock._lose(worker bigint, worker_name text, started bigint[], reason text) RETURNS integer

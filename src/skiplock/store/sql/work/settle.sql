@@ -42,6 +42,16 @@ END $$;
 -- unnest(…)` lets the planner walk the whole of jobs_running and scan the array for every row when it has no statistics:
 -- 1,000 jobs took a million steps, 12 µs a job instead of 5. The planner settings keep that shape whatever it believes.
 
+-- Each pair is joined to the row it moves, so the very same pair twice in a batch would make two jobs of one.
+CREATE OR REPLACE FUNCTION skiplock._check_twice(moved bigint[], gone bigint) RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF cardinality(moved) > gone THEN
+        RAISE EXCEPTION 'settle: a job is listed twice under the same lease' USING ERRCODE = 'SK002';
+    END IF;
+END $$;
+
 -- Running → completed, cancelled or dead: every move into a final state goes through here, so that whoever must hear of
 -- it (unique keys, limits, workflows) has one place to listen. Returns the ids that moved.
 CREATE OR REPLACE FUNCTION skiplock._finish(
@@ -55,6 +65,7 @@ AS $$
 DECLARE
     v_now timestamptz := skiplock.now();
     v_moved bigint[];
+    v_rows bigint;
 BEGIN
     IF new_state = 'dead' THEN
         WITH gone AS (
@@ -72,7 +83,7 @@ BEGIN
             FROM gone g JOIN unnest($1, $2, $4, $6) AS u (id, lease, took, error) ON u.id = g.id AND u.lease = g.lease
             RETURNING j.id
         )
-        SELECT array_agg(m.id) INTO v_moved FROM moved m;
+        SELECT array_agg(m.id), (SELECT count(*) FROM gone) INTO v_moved, v_rows FROM moved m;
     ELSE
         WITH gone AS (
             DELETE FROM skiplock.jobs_running r WHERE r.ctid = ANY (ARRAY(
@@ -90,8 +101,9 @@ BEGIN
             FROM gone g JOIN unnest($1, $2, $4, $5, $6) AS u (id, lease, took, result, error) ON u.id = g.id AND u.lease = g.lease
             RETURNING j.id
         )
-        SELECT array_agg(m.id) INTO v_moved FROM moved m;
+        SELECT array_agg(m.id), (SELECT count(*) FROM gone) INTO v_moved, v_rows FROM moved m;
     END IF;
+    PERFORM skiplock._check_twice(v_moved, v_rows);
     IF EXISTS (SELECT FROM skiplock.cancellations) THEN
         DELETE FROM skiplock.cancellations c WHERE c.job_id = ANY (v_moved);
     END IF;
@@ -154,6 +166,7 @@ DECLARE
     v_now timestamptz := skiplock.now();
     v_moved bigint[];
     v_due timestamptz;
+    v_rows bigint;
 BEGIN
     WITH gone AS (
         DELETE FROM skiplock.jobs_running r WHERE r.ctid = ANY (ARRAY(
@@ -170,7 +183,8 @@ BEGIN
         FROM gone g JOIN unnest($1, $2, $3, $4) AS u (id, lease, delay, error) ON u.id = g.id AND u.lease = g.lease
         RETURNING j.id, j.run_at
     )
-    SELECT array_agg(m.id), min(m.run_at) INTO v_moved, v_due FROM moved m;
+    SELECT array_agg(m.id), min(m.run_at), (SELECT count(*) FROM gone) INTO v_moved, v_due, v_rows FROM moved m;
+    PERFORM skiplock._check_twice(v_moved, v_rows);
     IF v_due IS NOT NULL THEN
         PERFORM skiplock._ring_timer(v_due);
     END IF;
