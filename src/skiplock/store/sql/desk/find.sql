@@ -1,6 +1,6 @@
 CREATE OR REPLACE FUNCTION skiplock._ready_queues() RETURNS TABLE (queue text)
 LANGUAGE sql STABLE
-SET enable_seqscan = off
+SET jit = off SET enable_seqscan = off
 AS $$
     WITH RECURSIVE q AS (
         (SELECT r.queue FROM skiplock.jobs_ready r WHERE r.losses = 0 ORDER BY r.queue LIMIT 1)
@@ -13,7 +13,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION skiplock._lanes() RETURNS TABLE (queue text, priority smallint)
 LANGUAGE sql STABLE
-SET enable_seqscan = off
+SET jit = off SET enable_seqscan = off
 AS $$
     WITH RECURSIVE line AS (
         SELECT q.queue, (SELECT r.priority FROM skiplock.jobs_ready r WHERE r.queue = q.queue AND r.losses = 0
@@ -32,7 +32,7 @@ $$;
 -- finds it; one that came back is in the index of moved jobs. Lanes are enumerated by skipping through the index.
 CREATE OR REPLACE FUNCTION skiplock._ready_places(ids bigint[]) RETURNS TABLE (place tid)
 LANGUAGE sql STABLE
-SET enable_seqscan = off
+SET jit = off SET enable_seqscan = off
 AS $$
     SELECT r.ctid FROM skiplock.jobs_ready r WHERE r.id = ANY (ids) AND r.position <> r.id
     UNION ALL
@@ -44,7 +44,7 @@ $$;
 -- One job by id, in whatever state, as a row of jobs.
 CREATE OR REPLACE FUNCTION skiplock.find(ids bigint[]) RETURNS SETOF skiplock.jobs
 LANGUAGE sql STABLE
-SET enable_seqscan = off
+SET jit = off SET enable_seqscan = off
 AS $$
     SELECT * FROM skiplock.jobs_ready r WHERE r.ctid = ANY (ARRAY(SELECT p.place FROM skiplock._ready_places(ids) p))
     UNION ALL SELECT * FROM skiplock.jobs_waiting w WHERE w.id = ANY (ids)

@@ -5,7 +5,7 @@
 CREATE OR REPLACE FUNCTION skiplock.promote(batch integer DEFAULT 1000, arm boolean DEFAULT false)
 RETURNS TABLE (moved integer, due_in float8)
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
+SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -28,7 +28,7 @@ CREATE OR REPLACE FUNCTION skiplock.beat(
     known boolean, leader boolean, due_in float8, waiting text[], suspects integer, cancelled bigint[], rescued json
 )
 LANGUAGE plpgsql
-SET enable_seqscan = off
+SET jit = off SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -23,7 +23,7 @@ CREATE OR REPLACE FUNCTION skiplock.claim(
     max_attempts integer, losses smallint, enqueued_at timestamptz, meta json, options json
 )
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
+SET jit = off SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_bitmapscan = off
 SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
@@ -71,7 +71,7 @@ RETURNS TABLE (
     max_attempts integer, losses smallint, enqueued_at timestamptz, meta json, options json
 )
 LANGUAGE plpgsql
-SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+SET jit = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 BEGIN
