@@ -17,7 +17,7 @@ from tests.support.chaos_jobs import make_runs
 from tests.support.fleets import add, fleet, one, rows, states
 from tests.support.waiting import eventually
 
-BUFFERED = "SELECT count(*) FROM skiplock.jobs_running"
+FULL = os.environ.get("SKIPLOCK_HAMMER") == "full"
 
 
 def fill(dsn: str, *, running: int, buffered: int) -> None:
@@ -66,17 +66,19 @@ def test_the_jobs_of_a_killed_worker_are_given_back(fresh_dsn: str, tmp_path: Pa
 
 
 def test_a_worker_that_blocks_its_event_loop_keeps_its_jobs(fresh_dsn: str, tmp_path: Path) -> None:
-    """Three times the lease long, with another worker watching; the heartbeat has its own thread and connection."""
+    """Three times the lease long, with another worker watching; the heartbeat has its own thread and connection.
+    SKIPLOCK_HAMMER=full: a whole minute, with default settings."""
     make_runs(fresh_dsn)
-    quick = ("--beat-every", "0.3", "--lost-after", "1")
+    quick = () if FULL else ("--beat-every", "0.3", "--lost-after", "1")
+    block = 60 if FULL else 3
     with fleet(fresh_dsn, tmp_path, processes=None, options=quick) as blocked:
         [(worker, _)] = blocked.ready()
         add(fresh_dsn, "wait", 5, '{"seconds": 4}')
-        add(fresh_dsn, "block", 1, '{"seconds": 3}')
+        add(fresh_dsn, "block", 1, f'{{"seconds": {block}}}')
         eventually(lambda: one(fresh_dsn, "SELECT count(*) FROM runs") == 6)
         with fleet(fresh_dsn, tmp_path, queues={"other": 5, "default": 5}, processes=None, options=quick) as watcher:
             watcher.ready()
-            eventually(lambda: states(fresh_dsn).get("completed") == 6)
+            eventually(lambda: states(fresh_dsn).get("completed") == 6, seconds=block + 20)
             assert not watcher.events("worker_rescued")
         assert one(fresh_dsn, "SELECT count(DISTINCT worker) FROM skiplock.jobs WHERE worker = %s", worker) == 1
         assert one(fresh_dsn, "SELECT count(*) FROM runs") == 6
