@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from skiplock import Skiplock
+from tests.support.handlers import Hold
 from tests.support.verbs import Verbs, open_verbs
 
 
@@ -27,3 +28,11 @@ def app(db: Verbs, dsn: str) -> Iterator[Skiplock]:
 def stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The listener looks every half second whether it should stop; no test has to wait for that."""
     monkeypatch.setattr("skiplock.work.listen.SLICE", 0.02)
+
+
+@pytest.fixture
+def hold() -> Iterator[Hold]:
+    """Let go at the end, whatever happened."""
+    found = Hold()
+    yield found
+    found.free.set()
