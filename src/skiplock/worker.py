@@ -18,7 +18,6 @@ from typing import Any
 from skiplock._version import __version__
 from skiplock.app import Skiplock
 from skiplock.core.decide import LOST, SHUTDOWN
-from skiplock.core.errors import SchemaError
 from skiplock.core.outcome import Outcome, Verdict
 from skiplock.core.settings import WorkerSettings
 from skiplock.store.link import Link, is_hopeless, pause
@@ -145,7 +144,7 @@ class Worker:
                 break
             except Exception as error:
                 if self.id == 0 and is_hopeless(error):
-                    raise _schema_error(error) or error from None
+                    raise
                 failures += 1
                 wait = pause(failures)
                 self._events.emit("beat_failed", error=error, retry_in=wait)
@@ -170,7 +169,6 @@ class Worker:
 
     def _on_bell(self, queue: str | None) -> None:
         if queue is None or queue in self.settings.queues:
-            self._sleeper.rung()
             self._space.set()
 
     def _on_cancel(self, payload: str) -> None:
@@ -228,7 +226,6 @@ class Worker:
         if not rooms or self._stop.is_set():
             await self._space.wait()
             return
-        self._sleeper.asked()
         worker, began = self.id, time.monotonic()
         jobs, whole = await self._claimer.claim(worker, rooms)
         self._lines.round_trip += 0.1 * (time.monotonic() - began - self._lines.round_trip)
@@ -333,9 +330,3 @@ class Worker:
         except Exception as error:
             self._events.emit("beat_failed", error=error, retry_in=0.0)
             return 0
-
-
-def _schema_error(error: BaseException) -> SchemaError | None:
-    if "skiplock" in str(error) and "does not exist" in str(error) and not isinstance(error, SchemaError):
-        return SchemaError(f"{error}; run `skiplock db migrate` first")
-    return None

@@ -123,7 +123,6 @@ def sqlalchemy_scoped_session(dsn: str) -> Iterator[Guest]:
 
 @contextmanager
 def sqlalchemy_psycopg2(dsn: str) -> Iterator[Guest]:
-    pytest.importorskip("psycopg2")
     with engine_on(dsn, "psycopg2") as engine, engine.connect() as mine:
         yield Guest(mine, mine.commit, mine.rollback, mine.get_execution_options)
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from skiplock import Backoff, JobContext, Skiplock
+from skiplock import Backoff, JobContext, SchemaError, Skiplock
 from skiplock.core.settings import WorkerSettings
 from skiplock.worker import Worker
 from tests.support.verbs import Verbs
@@ -161,3 +161,36 @@ async def test_two_workers_share_the_work(dsn: str, db: Verbs) -> None:
     assert sorted(runs) == list(range(400))
     shares = db.rows("SELECT worker, count(*) FROM skiplock.jobs GROUP BY worker")
     assert len(shares) == 2, shares
+
+
+async def test_an_error_a_handler_makes_of_a_shutdown_is_not_its_failure(app: Skiplock, db: Verbs) -> None:
+    """Drivers turn a cancellation into errors of their own; the attempt is given back all the same (RETRY-22)."""
+    began = asyncio.Event()
+
+    @app.task(name="t", max_attempts=1)
+    async def work() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ConnectionError("closed under me") from None
+
+    async with running_worker(app, grace=0.0):
+        job = await work.aenqueue()
+        await began.wait()
+    record = await job.aget()
+    await app.aclose()
+    assert (record.state, record.attempt, record.attempts) == ("ready", 0, ())
+
+
+@pytest.mark.parametrize("schema", ["skiplock", "Ünï-case"])
+async def test_without_its_schema_it_says_so_whatever_the_name(empty_dsn: str, schema: str) -> None:
+    app = Skiplock(empty_dsn, schema=schema)
+
+    @app.task(name="t")
+    async def work() -> None: ...
+
+    for attempt in (work.aenqueue(), Worker(app, WorkerSettings()).run()):
+        with pytest.raises(SchemaError, match="skiplock db migrate"):
+            await attempt
+    await app.aclose()

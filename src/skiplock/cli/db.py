@@ -6,10 +6,10 @@ import click
 
 from skiplock.cli.failures import PROBLEM, database_errors
 from skiplock.cli.look import cell, console, emit, say, table
-from skiplock.cli.options import Place, database_options, json_option, option
+from skiplock.cli.options import Place, database_options, json_option, option, schema_option
 from skiplock.cli.show import complain
 from skiplock.store import migrate as migrations
-from skiplock.store.schema import DEFAULT_SCHEMA, check_schema
+from skiplock.store.schema import check_schema
 
 
 @click.group()
@@ -58,14 +58,7 @@ def plan(place: Place, json: bool) -> None:
 
 
 @db.command()
-@option(
-    "--schema",
-    envvar="SKIPLOCK_SCHEMA",
-    default=DEFAULT_SCHEMA,
-    show_default=True,
-    metavar="NAME",
-    help="PostgreSQL schema of skiplock's tables.",
-)
+@schema_option
 def sql(schema: str) -> None:
     """Print the whole schema as one script for psql. Needs no database."""
     click.echo(migrations.script(check_schema(schema)), nl=False)

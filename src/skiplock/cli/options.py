@@ -61,18 +61,23 @@ class Place:
         return app
 
 
-def database_options(function: F, *, variables: Sequence[str] | None = DSN_VARIABLES) -> F:
-    """--dsn and --schema, handed over as one `place`."""
-
-    @option("--dsn", envvar=variables, metavar="DSN", help="PostgreSQL to connect to, as a URI or key=value.")
-    @option(
+def schema_option(function: F) -> F:
+    """--schema."""
+    return option(
         "--schema",
         envvar="SKIPLOCK_SCHEMA",
         default=DEFAULT_SCHEMA,
         show_default=True,
         metavar="NAME",
         help="PostgreSQL schema of skiplock's tables.",
-    )
+    )(function)
+
+
+def database_options(function: F, *, variables: Sequence[str] | None = DSN_VARIABLES) -> F:
+    """--dsn and --schema, handed over as one `place`."""
+
+    @option("--dsn", envvar=variables, metavar="DSN", help="PostgreSQL to connect to, as a URI or key=value.")
+    @schema_option
     @functools.wraps(function)
     def wrapper(*args: Any, dsn: str | None, schema: str, **kwargs: Any) -> Any:
         place = Place(dsn, check_schema(schema), dsn if _typed("dsn") else None, schema if _typed("schema") else None)

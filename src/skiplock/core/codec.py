@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import date, datetime
 from typing import Any, NoReturn
 
@@ -100,10 +101,8 @@ class ArgsCodec:
         are resolved at first use.
         """
         codec = cls(function, task, parameters_of(function, task, skip))
-        try:
+        with suppress(NameError):
             codec._build()
-        except NameError:
-            pass
         return codec
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, limit: int) -> str:

@@ -91,7 +91,7 @@ def translate(error: BaseException) -> SkiplockError | None:
         return OptionError(text)
     if code == "SK004":
         return LeaseLostError(text)
-    if code in ("3F000", "42P01", "42883") and "skiplock" in str(error):
+    if code in ("3F000", "42P01", "42883"):  # only our own statements come here, whatever the schema is called
         return SchemaError(
             f"{text}: the database has no skiplock schema, or an older one; run `skiplock db migrate` "
             "and check SKIPLOCK_SCHEMA if the schema has another name"

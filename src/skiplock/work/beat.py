@@ -88,7 +88,7 @@ def leave_call(worker: int, schema: str) -> Call[int]:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """The chore of promoting: `run(arm)` is one call that answers (moved, due_in)."""
+    """The chore of promoting: `call(arm)` answers (moved, due_in); it moves at most `batch`."""
 
     call: Callable[[bool], Call[Any]]
     batch: int
@@ -226,6 +226,3 @@ class Heart(threading.Thread):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-__all__ = ["Beat", "Heart", "Promotion", "Pulse", "beat_call", "leave_call", "register_call"]

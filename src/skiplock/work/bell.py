@@ -35,14 +35,6 @@ class Sleeper:
         self._last_dry = time.monotonic()
         self.asleep = False
 
-    def rung(self) -> None:
-        """Something may be there."""
-        self.asleep = False
-
-    def asked(self) -> None:
-        """A claim goes out."""
-        self.asleep = False
-
     async def rest(self, space: asyncio.Event, limit: float, *, works: bool) -> None:
         """After a dry claim: wait for `space` (the bell, or an attempt that ended), at most `limit` seconds."""
         self._last_dry = time.monotonic()

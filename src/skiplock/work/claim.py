@@ -85,8 +85,8 @@ def _lanes(lanes: Sequence[tuple[str, int, int]] | None) -> tuple[str | None, st
     return (
         text_array([lane[0] for lane in lanes]),
         number_array([lane[1] for lane in lanes]),
-        # The cursor is the last position seen; what lies there is claimed already, so the search starts behind it. It
-        # may have been released meanwhile: the claim without cursor finds it.
+        # From the last position seen on. What lay before may have come back (released jobs): the claim without cursor
+        # finds it.
         number_array([lane[2] for lane in lanes]),
     )
 

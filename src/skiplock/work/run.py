@@ -108,12 +108,6 @@ class Runner:
             else:
                 line.buffer.append(job)
 
-    def refill(self) -> None:
-        """Start buffered jobs in free slots."""
-        for line in self._lines.by_name.values():
-            while line.buffer and line.running < line.concurrency and not self.stopped:
-                self.start(line.buffer.popleft(), line)
-
     def start(self, job: Job, line: Line) -> None:
         """Start one attempt now."""
         entry = Running(job, line, self._tasks[job.task])
@@ -215,8 +209,10 @@ class Runner:
 
     def _broken(self, entry: Running, error: BaseException, took: float) -> Outcome:
         job, spec = entry.job, entry.task.spec
-        if entry.why is not None and (entry.why == CANCEL or isinstance(error, asyncio.CancelledError)):
-            return interrupted(job, spec, entry.why, took, entry.timeout)
+        # A cancel wins over whatever the handler makes of its interruption, and a shutdown is not the handler's failure; one
+        # that raises an error of its own at its timeout has told more than the timeout does.
+        if entry.why in (CANCEL, SHUTDOWN) or (entry.why is not None and isinstance(error, asyncio.CancelledError)):
+            return interrupted(job, spec, str(entry.why), took, entry.timeout)
         found = guarded(lambda: failed(job, spec, error, took))
         if isinstance(found, Outcome):
             return found

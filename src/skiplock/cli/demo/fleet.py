@@ -81,9 +81,8 @@ class Fleet:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         try:
-            self.exit_code = process.wait(grace)
-        except subprocess.TimeoutExpired:
-            pass
+            with suppress(subprocess.TimeoutExpired):  # then `exit_code` stays None, which says that it was killed
+                self.exit_code = process.wait(grace)
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
