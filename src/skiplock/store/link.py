@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from psycopg import AsyncConnection, Error
 
 from skiplock.store.call import Call
+from skiplock.store.exchange import Exchange
 from skiplock.store.guard import Meaning, meaning, translate
 from skiplock.store.pool import aconnect, keep_times_as_text
 
@@ -28,20 +29,19 @@ class Link:
         self._dsn = dsn
         self._name = name
         self._connection: AsyncConnection[Any] | None = None
+        self._exchange: Exchange | None = None
         self._lock = asyncio.Lock()
 
     async def run(self, call: Call[T]) -> T:
         """One call. Any error that leaves the connection's state in doubt closes it; cancellation does too."""
         async with self._lock:
-            connection = self._connection
-            if connection is None or connection.closed:
-                connection = self._connection = await aconnect(self._dsn, application_name=f"skiplock {self._name}")
-                keep_times_as_text(connection)
+            exchange = self._exchange
+            if exchange is None or exchange.connection.closed:
+                exchange = await self._open()
             try:
-                cursor = await connection.execute(call.sql.encode(), call.params)
-                rows = await cursor.fetchall()
+                rows = await exchange.run(call.sql.encode(), call.params)
             except Error as error:
-                if meaning(error) is not Meaning.AGAIN:
+                if exchange.in_doubt or meaning(error) is not Meaning.AGAIN:
                     await self._drop()
                 raise translate(error) or error from None
             except BaseException:
@@ -49,8 +49,14 @@ class Link:
                 raise
             return call.read(rows)
 
+    async def _open(self) -> Exchange:
+        self._connection = await aconnect(self._dsn, application_name=f"skiplock {self._name}")
+        keep_times_as_text(self._connection)
+        self._exchange = Exchange(self._connection)
+        return self._exchange
+
     async def _drop(self) -> None:
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._exchange = self._connection, None, None
         if connection is not None:
             await connection.close()
 

@@ -7,25 +7,30 @@ session state behind, so all of it works through a transaction pooler.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import AsyncConnection, AsyncRawCursor, Connection, RawCursor
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
 from psycopg.types.string import TextLoader
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from skiplock.core.errors import ConfigurationError
 from skiplock.store.call import Call
+from skiplock.store.exchange import Exchange
 from skiplock.store.guard import lost, translate, unavailable
 
 T = TypeVar("T")
+C = TypeVar("C")
 POOL_TIMEOUT = 30.0  # seconds to wait for a connection before DatabaseUnavailableError
 FRESH = 1.0  # seconds: a connection used within that time is not probed before it is lent
+KEPT_FOR = 60.0  # seconds that a connection in constant use stays away from its pool
 
 # A host that vanished without a word is noticed in about 25 s instead of the system's two hours; a server that does not
 # answer at all in 10 s instead of two minutes for each address.
@@ -96,6 +101,54 @@ async def arun_call(connection: AsyncConnection[Any], call: Call[T]) -> T:
         raise translate(error) or error from None
 
 
+class _Kept(Generic[C]):
+    """The connection that was used last, at hand for the next use without the way through the pool.
+
+    That way costs 45 µs of CPU time, and 0.2 ms after a pause, which is more than half of what an enqueue's own work costs.
+    Only one is kept, only while nobody waits for one, and not for long: the pool still looks after its connections.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: C | None = None
+        self._waiting = 0
+        self._since = 0.0  # when it last came from the pool
+        self._used = 0.0
+
+    def take(self) -> tuple[C | None, C | None]:
+        """The kept connection as (it, None), or as (None, it) if it has lain unused: the pool should look at it first.
+
+        Without one to use, the caller counts as waiting until it says `arrived`.
+        """
+        with self._lock:
+            found, self._kept = self._kept, None
+            if found is not None and time.monotonic() - self._used < FRESH:
+                return found, None
+            self._waiting += 1
+            return None, found
+
+    def arrived(self) -> None:
+        """The caller has one from the pool, or gave up."""
+        with self._lock:
+            self._waiting -= 1
+            self._since = time.monotonic()
+
+    def keep(self, connection: C) -> bool:
+        """Whether this one is kept; else it belongs to the pool."""
+        with self._lock:
+            self._used = now = time.monotonic()
+            if self._waiting or self._kept is not None or now - self._since > KEPT_FOR:
+                return False
+            self._kept = connection
+            return True
+
+    def empty(self) -> C | None:
+        """Give the kept one up."""
+        with self._lock:
+            found, self._kept = self._kept, None
+            return found
+
+
 class SyncDatabase:
     """A small pool for sync calls, opened at first use. Thread-safe.
 
@@ -114,20 +167,35 @@ class SyncDatabase:
             check=_probe,
             name="skiplock",
         )
+        self._kept: _Kept[Connection[Any]] = _Kept()
 
     @contextmanager
     def connection(self) -> Iterator[Connection[Any]]:
         """Borrow a connection in autocommit."""
-        self._pool.open()
-        try:
-            lent = self._pool.getconn()
-        except PoolTimeout as error:
-            raise unavailable(error, self.dsn) from None
+        lent = self._lend()
         try:
             yield lent
         finally:
-            _last_used[lent] = time.monotonic()
-            self._pool.putconn(lent)
+            if not (_is_sound(lent) and self._kept.keep(lent)):
+                self._give_back(lent)
+
+    def _lend(self) -> Connection[Any]:
+        found, stale = self._kept.take()
+        if found is not None:
+            return found
+        try:
+            if stale is not None:
+                self._pool.putconn(stale)
+            self._pool.open()
+            return self._pool.getconn()
+        except PoolTimeout as error:
+            raise unavailable(error, self.dsn) from None
+        finally:
+            self._kept.arrived()
+
+    def _give_back(self, lent: Connection[Any]) -> None:
+        _last_used[lent] = time.monotonic()
+        self._pool.putconn(lent)
 
     def run(self, call: Call[T]) -> T:
         """One call, one transaction. Raises DatabaseUnavailableError if the connection is lost meanwhile."""
@@ -138,6 +206,8 @@ class SyncDatabase:
             raise lost(error) or error from error
 
     def close(self) -> None:
+        if (kept := self._kept.empty()) is not None:
+            self._pool.putconn(kept)
         self._pool.close()
 
 
@@ -157,33 +227,61 @@ class AsyncDatabase:
             name="skiplock",
         )
         self._opening = asyncio.Lock()
+        self._kept: _Kept[AsyncConnection[Any]] = _Kept()
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncConnection[Any]]:
         """Borrow a connection in autocommit."""
-        if self._pool.closed:
-            async with self._opening:
-                await self._pool.open()
-        try:
-            lent = await self._pool.getconn()
-        except PoolTimeout as error:
-            raise unavailable(error, self.dsn) from None
+        lent = await self._lend()
         try:
             yield lent
         finally:
-            _last_used[lent] = time.monotonic()
-            await self._pool.putconn(lent)
+            if not (_is_sound(lent) and self._kept.keep(lent)):
+                await self._give_back(lent)
+
+    async def _lend(self) -> AsyncConnection[Any]:
+        found, stale = self._kept.take()
+        if found is not None:
+            return found
+        try:
+            if stale is not None:
+                await self._pool.putconn(stale)
+            if self._pool.closed:
+                async with self._opening:
+                    await self._pool.open()
+            return await self._pool.getconn()
+        except PoolTimeout as error:
+            raise unavailable(error, self.dsn) from None
+        finally:
+            self._kept.arrived()
+
+    async def _give_back(self, lent: AsyncConnection[Any]) -> None:
+        _last_used[lent] = time.monotonic()
+        await self._pool.putconn(lent)
 
     async def run(self, call: Call[T]) -> T:
         """The async twin of `SyncDatabase.run`."""
         try:
-            async with self.connection() as connection:
-                return await arun_call(connection, call)
+            lent = await self._lend()
+            try:
+                rows = await Exchange(lent).run(call.sql.encode(), call.params)
+            finally:
+                if not _is_sound(lent):
+                    await lent.close()  # cut off in the middle: its answer must not meet the next call
+                if lent.closed or not self._kept.keep(lent):
+                    await self._give_back(lent)
+            return call.read(rows)
         except psycopg.Error as error:
-            raise lost(error) or error from error
+            raise translate(error) or lost(error) or error from error
 
     async def close(self) -> None:
+        if (kept := self._kept.empty()) is not None:
+            await self._pool.putconn(kept)
         await self._pool.close()
+
+
+def _is_sound(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
+    return connection.pgconn.transaction_status == TransactionStatus.IDLE
 
 
 _last_used: WeakKeyDictionary[Any, float] = WeakKeyDictionary()

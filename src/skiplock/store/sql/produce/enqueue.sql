@@ -13,7 +13,7 @@ CREATE OR REPLACE FUNCTION skiplock.enqueue_many(
     metas        json[]        DEFAULT NULL,
     options      json[]        DEFAULT NULL
 ) RETURNS SETOF bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -21,34 +21,39 @@ DECLARE
     v_due timestamptz;
     v_ready_queues text[] := $3;
 BEGIN
-    PERFORM skiplock._check_new_jobs($1, $2, $3, $4, $5, $6, $7);
     IF $5 IS NULL AND $6 IS NULL THEN
         RETURN QUERY
         INSERT INTO skiplock.jobs_ready AS j
             (id, position, enqueued_at, max_attempts, priority, state, queue, task, args, tags, meta, options)
         SELECT n.id, n.id, v_now, coalesce(n.max_attempts, 10), coalesce(n.priority, 0), 'ready',
-               n.queue, n.task, n.args, n.tags::text[], n.meta, n.options
-        FROM (SELECT nextval('skiplock.job_numbers') AS id, u.*
-              FROM unnest($1, $2, $3, $4, $7, $8, $9, $10)
-                   AS u (task, args, queue, priority, max_attempts, tags, meta, options)) n
+               n.queue, n.checked, n.args, n.tags::text[], n.meta, n.options
+        FROM (SELECT nextval('skiplock.job_numbers') AS id, u.*,
+                     CASE WHEN length(u.task) BETWEEN 1 AND 200 AND length(u.queue) BETWEEN 1 AND 200
+                               AND left(u.args::text, 1) = '{' AND strpos(u.args::text, '\u0000') = 0
+                               AND coalesce(u.priority, 0) BETWEEN -32768 AND 32767 AND coalesce(u.max_attempts, 1) >= 1
+                          THEN u.task
+                          ELSE skiplock._check_new_job(u.nth, u.task, u.args, u.queue, u.priority, NULL, NULL, u.max_attempts) END AS checked
+              FROM unnest($1, $2, $3, $4, $7, $8, $9, $10) WITH ORDINALITY
+                   AS u (task, args, queue, priority, max_attempts, tags, meta, options, nth)) n
         RETURNING j.id;
     ELSE
         RETURN QUERY
         WITH n AS MATERIALIZED (
-            SELECT nextval('skiplock.job_numbers') AS id, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) AS due, u.*
+            SELECT skiplock._check_new_job(u.nth, u.task, u.args, u.queue, u.priority, u.delay, u.run_at, u.max_attempts) AS checked,
+                   nextval('skiplock.job_numbers') AS id, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) AS due, u.*
             FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) WITH ORDINALITY
                  AS u (task, args, queue, priority, delay, run_at, max_attempts, tags, meta, options, nth)
         ), ready AS (
             INSERT INTO skiplock.jobs_ready
                 (id, position, enqueued_at, run_at, max_attempts, priority, state, queue, task, args, tags, meta, options)
             SELECT n.id, n.id, v_now, n.due, coalesce(n.max_attempts, 10), coalesce(n.priority, 0), 'ready',
-                   n.queue, n.task, n.args, n.tags::text[], n.meta, n.options
+                   n.queue, n.checked, n.args, n.tags::text[], n.meta, n.options
             FROM n WHERE n.due <= v_now OR n.due IS NULL
         ), waiting AS (
             INSERT INTO skiplock.jobs_waiting
                 (id, enqueued_at, run_at, max_attempts, priority, state, queue, task, args, tags, meta, options)
             SELECT n.id, v_now, n.due, coalesce(n.max_attempts, 10), coalesce(n.priority, 0), 'scheduled',
-                   n.queue, n.task, n.args, n.tags::text[], n.meta, n.options
+                   n.queue, n.checked, n.args, n.tags::text[], n.meta, n.options
             FROM n WHERE n.due > v_now
         )
         SELECT n.id FROM n ORDER BY n.nth;
@@ -65,36 +70,30 @@ BEGIN
     PERFORM skiplock._ring(v_ready_queues);
 END $$;
 
--- Refuse what could never run or never be read again. Errors carry SQLSTATE SK001 and name the job's place in the list.
-CREATE OR REPLACE FUNCTION skiplock._check_new_jobs(
-    tasks text[], args json[], queues text[], priorities integer[], delays float8[], run_ats timestamptz[], max_attempts integer[]
-) RETURNS void
+-- Refuse what could never run or never be read again; else answer the task. Errors carry SQLSTATE SK001 and name the job's
+-- place in the list. Called by the statement that stores the row, because a statement of its own for the checks cost 15 of
+-- 77 µs of an enqueue; what is plainly right does not even come here.
+CREATE OR REPLACE FUNCTION skiplock._check_new_job(
+    nth bigint, task text, args json, queue text, priority integer, delay float8, run_at timestamptz, max_attempts integer
+) RETURNS text
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_nth bigint;
-    v_problem text;
+    v_problem text := CASE
+        WHEN task IS NULL OR length(task) NOT BETWEEN 1 AND 200 THEN format('task %L: a name has 1 to 200 characters', left(task, 60))
+        WHEN queue IS NULL OR length(queue) NOT BETWEEN 1 AND 200 THEN format('queue %L: a name has 1 to 200 characters', left(queue, 60))
+        WHEN args IS NULL OR ltrim(args::text, E' \t\r\n') NOT LIKE '{%' THEN format('args %L: must be a JSON object whose keys are the task''s parameters', left(args::text, 60))
+        WHEN strpos(args::text, '\u0000') > 0 AND args::text ~ '(^|[^\\])(\\\\)*\\u0000' THEN 'args: hold a NUL character (\u0000), which PostgreSQL text cannot'
+        WHEN priority NOT BETWEEN -32768 AND 32767 THEN format('priority %s: must be between -32768 and 32767', priority)
+        WHEN max_attempts < 1 THEN format('max_attempts %s: must be at least 1', max_attempts)
+        WHEN delay = 'NaN' OR abs(delay) > 3.2e9 THEN format('delay %s: must be a number of seconds of at most 100 years', delay)
+        WHEN run_at IS NOT NULL AND run_at NOT BETWEEN '0001-01-02' AND '9999-01-01' THEN format('run_at %s: must be a time before the year 9999', run_at)
+    END;
 BEGIN
-    SELECT c.nth, c.problem INTO v_nth, v_problem
-    FROM (
-        SELECT u.nth, CASE
-            WHEN u.task IS NULL OR length(u.task) NOT BETWEEN 1 AND 200 THEN format('task %L: a name has 1 to 200 characters', left(u.task, 60))
-            WHEN u.queue IS NULL OR length(u.queue) NOT BETWEEN 1 AND 200 THEN format('queue %L: a name has 1 to 200 characters', left(u.queue, 60))
-            WHEN u.args IS NULL OR ltrim(u.args::text, E' \t\r\n') NOT LIKE '{%' THEN format('args %L: must be a JSON object whose keys are the task''s parameters', left(u.args::text, 60))
-            WHEN strpos(u.args::text, '\u0000') > 0 AND u.args::text ~ '(^|[^\\])(\\\\)*\\u0000' THEN 'args: hold a NUL character (\u0000), which PostgreSQL text cannot'
-            WHEN u.priority NOT BETWEEN -32768 AND 32767 THEN format('priority %s: must be between -32768 and 32767', u.priority)
-            WHEN u.max_attempts < 1 THEN format('max_attempts %s: must be at least 1', u.max_attempts)
-            WHEN u.delay = 'NaN' OR abs(u.delay) > 3.2e9 THEN format('delay %s: must be a number of seconds of at most 100 years', u.delay)
-            WHEN u.run_at IS NOT NULL AND u.run_at NOT BETWEEN '0001-01-02' AND '9999-01-01' THEN format('run_at %s: must be a time before the year 9999', u.run_at)
-        END AS problem
-        FROM unnest(tasks, args, queues, priorities, delays, run_ats, max_attempts) WITH ORDINALITY
-             AS u (task, args, queue, priority, delay, run_at, max_attempts, nth)
-    ) c
-    WHERE c.problem IS NOT NULL
-    ORDER BY c.nth LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION 'job %: %', v_nth, v_problem USING ERRCODE = 'SK001';
+    IF v_problem IS NOT NULL THEN
+        RAISE EXCEPTION 'job %: %', nth, v_problem USING ERRCODE = 'SK001';
     END IF;
+    RETURN task;
 END $$;
 
 -- Enqueue one job; returns its id. For psql, triggers and other languages:

@@ -4,6 +4,7 @@
 -- Returns one row a lost worker. `sweep`: look for the latter too.
 CREATE OR REPLACE FUNCTION skiplock.rescue(sweep boolean DEFAULT true) RETURNS TABLE (worker bigint, name text, silent_for float8, jobs integer)
 LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -45,6 +46,7 @@ END $$;
 -- claimed ahead and are released. Returns the number of jobs the worker held. Safe to repeat.
 CREATE OR REPLACE FUNCTION skiplock.report_lost(worker bigint, started bigint[], reason text) RETURNS integer
 LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_name text;
@@ -63,6 +65,7 @@ END $$;
 -- A job that has lost three workers in a row, or whose attempts are used up, is dead. A cancel request wins.
 CREATE OR REPLACE FUNCTION skiplock._lose(worker bigint, worker_name text, started bigint[], reason text) RETURNS integer
 LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE

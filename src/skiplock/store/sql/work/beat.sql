@@ -28,7 +28,7 @@ CREATE OR REPLACE FUNCTION skiplock.beat(
     known boolean, leader boolean, due_in float8, waiting text[], suspects integer, cancelled bigint[], rescued json
 )
 LANGUAGE plpgsql
-SET jit = off SET enable_seqscan = off
+SET jit = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -64,6 +64,7 @@ END $$;
 -- A worker says goodbye: what it still holds was not finished and is given back, attempts unspent.
 CREATE OR REPLACE FUNCTION skiplock.leave(worker bigint) RETURNS integer
 LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_ids bigint[];

@@ -2,6 +2,7 @@
 -- than half a second, so that many workers going to sleep write little.
 CREATE OR REPLACE FUNCTION skiplock.arm(queues text[]) RETURNS void
 LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_now timestamptz := skiplock.now();
