@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,7 @@ from skiplock.work.bell import Sleeper
 from skiplock.work.claim import Claimer
 from skiplock.work.context import Reach
 from skiplock.work.lines import Lines
-from skiplock.work.listen import Ear
+from skiplock.work.listen import Ear, EarWatch
 from skiplock.work.prepared import Prepared
 from skiplock.work.run import Runner
 from skiplock.work.settle import Settler
@@ -49,7 +50,8 @@ class Worker:
         self._events = app.events
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._space = asyncio.Event()
+        self._space = asyncio.Event()  # a slot may be free, or `_news`
+        self._news = asyncio.Event()  # a job may be ready, or something else has changed
         self._suspects = 0
         self._lost = False
         self._reason = ""
@@ -60,13 +62,13 @@ class Worker:
             self._hurry.set()
         self._reason = self._reason or reason
         self._stop.set()
-        self._space.set()
+        self._look()
 
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Until stopped. Raises ConfigurationError or SchemaError if it cannot even start; retries all else."""
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         dsn, schema = self.app.dsn, self.app.schema
         self._claims, self._settles = Link(dsn, "claim"), Link(dsn, "settle")
         await self._register()
@@ -123,9 +125,10 @@ class Worker:
             on_bell=lambda queue: self._call(self._on_bell, queue),
             on_cancel=self._on_cancel,
             on_timer=self._heart.timer,
-            on_open=lambda: self._call(self._on_bell, None),
+            on_open=lambda fd: self._call(self._on_ear, fd),
             events=self._events,
         )
+        self._watch = EarWatch(self._ear)
 
     async def _register(self) -> None:
         settings, failures = self.settings, 0
@@ -156,6 +159,9 @@ class Worker:
     # -- what other threads say --------------------------------------------------------------------------------------
 
     def _call(self, function: Callable[..., Any], *args: Any) -> None:
+        if threading.get_ident() == self._thread:
+            function(*args)
+            return
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
@@ -167,9 +173,17 @@ class Worker:
         state = "stopping" if self._stop.is_set() else "running"
         return Pulse(self.id, self._lines.running, state, self._sleeper.asleep)
 
-    def _on_bell(self, queue: str | None) -> None:
-        if queue is None or queue in self.settings.queues:
-            self._space.set()
+    def _look(self) -> None:
+        self._news.set()
+        self._space.set()
+
+    def _on_ear(self, fd: int) -> None:
+        self._watch.watch(fd)
+        self._look()
+
+    def _on_bell(self, queue: str) -> None:
+        if queue in self.settings.queues:
+            self._look()
 
     def _on_cancel(self, payload: str) -> None:
         if payload == str(self.id):
@@ -187,7 +201,7 @@ class Worker:
             self._runner.cancel(beat.cancelled)
         self._suspects = beat.suspects
         if beat.waiting or beat.suspects:
-            self._on_bell(None)
+            self._look()
 
     def _on_lost(self) -> None:
         """Our leases are gone, or must be thought so: stop what runs, fencing does the rest, and start afresh."""
@@ -198,7 +212,7 @@ class Worker:
         self._lines.take_buffered()
         self._runner.interrupt_all(LOST)
         self._claimer.cursor.reset()
-        self._space.set()
+        self._look()
 
     # -- claiming ----------------------------------------------------------------------------------------------------
 
@@ -220,6 +234,7 @@ class Worker:
 
     async def _claim_once(self) -> None:
         self._space.clear()
+        self._news.clear()
         if self._suspects:
             await self._take_suspects()
         rooms = self._lines.rooms()
@@ -236,17 +251,21 @@ class Worker:
             return
         self._runner.accept(jobs)
         if len(jobs) < sum(rooms.values()) and not any(len(jobs) >= room for room in rooms.values()):
-            await self._dry(whole and not jobs)
+            await self._dry(whole and not jobs, all_lines=len(rooms) == len(self._lines.by_name))
         else:
             await self._sleeper.busy()
 
-    async def _dry(self, nothing: bool) -> None:
-        """The lines are empty, or were short: rest until something may be there."""
+    async def _dry(self, nothing: bool, *, all_lines: bool) -> None:
+        """The lines are empty, or were short: rest until something may be there.
+
+        A slot that becomes free brings no job if every queue was asked and had less than there was room for.
+        """
         if self.settings.drain and nothing and not self._lines.running and not self._lines.buffered:
             self.stop("drained")
             return
         limit = 0.05 if self.settings.drain else self.settings.poll_every
-        await self._sleeper.rest(self._space, limit, works=self._ear.works)
+        woken = self._news if all_lines and not self._suspects else self._space
+        await self._sleeper.rest(woken, limit, works=self._ear.works)
 
     async def _take_suspects(self) -> None:
         """Jobs that were lost with a worker before. Once: into free slots. More often: with nothing else running."""
@@ -311,6 +330,7 @@ class Worker:
         settling.cancel()
         self._heart.stop()
         self._ear.stop()
+        self._watch.close()
         released = await self._leave(limit) if not unsettled else 0
         await self._either(self._runner.resources.close(), asyncio.sleep(limit))
         self._runner.close()

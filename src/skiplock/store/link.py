@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from psycopg import AsyncConnection, Error
+from psycopg import Error
 
 from skiplock.store.call import Call
 from skiplock.store.exchange import Exchange
@@ -28,7 +28,6 @@ class Link:
     def __init__(self, dsn: str, name: str) -> None:
         self._dsn = dsn
         self._name = name
-        self._connection: AsyncConnection[Any] | None = None
         self._exchange: Exchange | None = None
         self._lock = asyncio.Lock()
 
@@ -39,7 +38,7 @@ class Link:
             if exchange is None or exchange.connection.closed:
                 exchange = await self._open()
             try:
-                rows = await exchange.run(call.sql.encode(), call.params)
+                rows = await exchange.arun(call.sql, call.params)
             except Error as error:
                 if exchange.in_doubt or meaning(error) is not Meaning.AGAIN:
                     await self._drop()
@@ -50,15 +49,15 @@ class Link:
             return call.read(rows)
 
     async def _open(self) -> Exchange:
-        self._connection = await aconnect(self._dsn, application_name=f"skiplock {self._name}")
-        keep_times_as_text(self._connection)
-        self._exchange = Exchange(self._connection)
+        connection = await aconnect(self._dsn, application_name=f"skiplock {self._name}")
+        keep_times_as_text(connection)
+        self._exchange = Exchange(connection)
         return self._exchange
 
     async def _drop(self) -> None:
-        connection, self._connection, self._exchange = self._connection, None, None
-        if connection is not None:
-            await connection.close()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            await exchange.aclose()
 
     async def close(self) -> None:
         """Close it; waits for a statement in progress."""

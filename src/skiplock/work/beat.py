@@ -16,6 +16,7 @@ import msgspec
 
 from skiplock.core.events import Events
 from skiplock.store.call import Call
+from skiplock.store.exchange import Exchange
 from skiplock.store.link import pause
 from skiplock.store.literal import text_array
 from skiplock.store.pool import connect, run_call
@@ -120,7 +121,7 @@ class Heart(threading.Thread):
         self._woken = threading.Event()
         self._stopping = False
         self._beat_now = False
-        self._connection: Any = None
+        self._exchange: Exchange | None = None
         self._failures = 0
         self._last_beat = time.monotonic()
         self._leader = False
@@ -218,11 +219,11 @@ class Heart(threading.Thread):
                 return
 
     def _run(self, call: Call[T]) -> T:
-        if self._connection is None:
-            self._connection = connect(self._dsn, application_name="skiplock heart")
-        return run_call(self._connection, call)
+        if self._exchange is None:
+            self._exchange = Exchange(connect(self._dsn, application_name="skiplock heart"))
+        return run_call(self._exchange, call)
 
     def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.close()

@@ -35,8 +35,8 @@ class Sleeper:
         self._last_dry = time.monotonic()
         self.asleep = False
 
-    async def rest(self, space: asyncio.Event, limit: float, *, works: bool) -> None:
-        """After a dry claim: wait for `space` (the bell, or an attempt that ended), at most `limit` seconds."""
+    async def rest(self, woken: asyncio.Event, limit: float, *, works: bool) -> None:
+        """After a dry claim: wait for `woken` (the bell, or an attempt that ended), at most `limit` seconds."""
         self._last_dry = time.monotonic()
         if not self._armed:
             await self._link.run(self._arm)
@@ -53,7 +53,7 @@ class Sleeper:
         self.asleep = True
         try:
             async with asyncio.timeout(wait):
-                await space.wait()
+                await woken.wait()
         except TimeoutError:
             return
         finally:

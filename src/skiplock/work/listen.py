@@ -4,22 +4,26 @@ notifications undrained (a listener that does not read pins the server's horizon
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from skiplock.core.events import Events
 from skiplock.store.link import pause
-from skiplock.store.notify import heard, listen, ping
-from skiplock.store.pool import connect
+from skiplock.store.notify import Listener
 from skiplock.store.schema import channel
 
 PROVE_EVERY = 60.0  # seconds of silence after which the listener sends itself a notification
-SLICE = 0.5  # seconds: how soon it notices that it should stop
+SLICE = 0.5  # seconds between two looks of the thread, for when the event loop does not look
 
 
 class Ear(threading.Thread):
-    """The thread. Callbacks are called from it."""
+    """The thread. It opens and proves the connection, and reads it now and then; in between the event loop reads
+    (`hear`, when `on_open`'s socket is readable), because waking a thread that wakes the loop takes longer. Callbacks are
+    called by whoever reads.
+    """
 
     def __init__(
         self,
@@ -29,7 +33,7 @@ class Ear(threading.Thread):
         on_bell: Callable[[str], None],
         on_cancel: Callable[[str], None],
         on_timer: Callable[[], None],
-        on_open: Callable[[], None],
+        on_open: Callable[[int], None],
         events: Events,
     ) -> None:
         super().__init__(name="skiplock-ear", daemon=True)
@@ -37,58 +41,100 @@ class Ear(threading.Thread):
         self._bell, self._cancel = channel("bell", schema), channel("cancel", schema)
         self._on_bell, self._on_cancel, self._on_timer, self._on_open = on_bell, on_cancel, on_timer, on_open
         self._events = events
-        self._stopping = threading.Event()
+        self._stopping = False
+        self._woken = threading.Event()
+        self._listener: Listener | None = None
+        self._proof = ""
+        self._any_heard = self._proved = False
         self.works = False  # whether notifications are known to arrive
 
     def stop(self) -> None:
         """End the thread; join it afterwards."""
-        self._stopping.set()
+        self._stopping = True
+        self._woken.set()
+
+    def look(self) -> None:
+        """Let the thread look at its connection now."""
+        self._woken.set()
+
+    def hear(self) -> None:
+        """Read what has arrived, without waiting. Any thread may. Raises if the connection is gone."""
+        listener = self._listener
+        for name, payload in listener.take() if listener is not None else ():
+            self._any_heard = True
+            if payload == self._proof and name == self._cancel:
+                self._proved = self.works = True
+            elif name == self._cancel:
+                self._on_cancel(payload)
+            elif payload == "":
+                self._on_timer()
+            else:
+                self._on_bell(payload)
 
     def run(self) -> None:
         failures = 0
-        while not self._stopping.is_set():
-            connection = None
+        while not self._stopping:
             try:
-                connection = connect(self._dsn, application_name="skiplock ear")
-                listen(connection, (self._bell, self._cancel))
+                self._listener = listener = Listener(self._dsn, (self._bell, self._cancel))
                 failures = 0
-                self._on_open()  # whatever happened while nobody listened: look once
-                self._listen(connection)
+                self._on_open(listener.fileno())  # whatever happened while nobody listened: look once
+                self._listen(listener)
             except Exception as error:  # any: polling goes on meanwhile
                 self.works = False
                 failures += 1
                 wait = pause(failures)
                 self._events.emit("listen_failed", error=error, retry_in=wait)
-                self._stopping.wait(wait)
+                self._woken.wait(wait)
+                self._woken.clear()
             finally:
-                if connection is not None:
-                    connection.close()
+                gone, self._listener = self._listener, None
+                if gone is not None:
+                    gone.close()
 
-    def _listen(self, connection: Any) -> None:
-        proof = f"proof {connection.info.backend_pid}"
-        while not self._stopping.is_set():
+    def _listen(self, listener: Listener) -> None:
+        self._proof = f"proof {listener.backend}"
+        while not self._stopping:
             # A pooler in transaction mode accepts LISTEN and delivers nothing: a ping to ourselves shows it.
-            ping(connection, self._cancel, proof)
-            proved, quiet = False, 0.0
-            while quiet < PROVE_EVERY and not self._stopping.is_set():
-                any_heard = False
-                for name, payload in heard(connection, SLICE):
-                    any_heard = True
-                    if payload == proof and name == self._cancel:
-                        proved = self.works = True
-                    else:
-                        self._tell(name, payload)
-                    if self._stopping.is_set():
-                        return
-                quiet = 0.0 if any_heard and proved else quiet + SLICE
-                if not proved and quiet >= 5.0:
-                    self.works = False
+            self._proved = False
+            listener.ping(self._cancel, self._proof)
+            quiet = 0.0
+            while quiet < PROVE_EVERY and not self._stopping:
+                self.hear()
+                quiet = 0.0 if self._any_heard and self._proved else quiet + SLICE
+                self._any_heard = False
+                if not self._proved and quiet >= 5.0:
                     raise TimeoutError("notifications do not arrive (a pooler in transaction mode?); polling instead")
+                self._woken.wait(SLICE)
+                self._woken.clear()
 
-    def _tell(self, name: str, payload: str) -> None:
-        if name == self._cancel:
-            self._on_cancel(payload)
-        elif payload == "":
-            self._on_timer()
-        else:
-            self._on_bell(payload)
+
+class EarWatch:
+    """Lets the event loop read the ear's socket: 0.13 ms sooner than by way of the thread, of 3.3 ms from an enqueue to
+    the start in an idle worker. On the worker's loop.
+    """
+
+    def __init__(self, ear: Ear) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ear = ear
+        self._fd = -1
+
+    def watch(self, fd: int) -> None:
+        """From now on this socket. Kept as a descriptor of our own, so that the thread may close its."""
+        self.close()
+        with contextlib.suppress(OSError):  # closed by the thread meanwhile: it will say so with the next one
+            self._fd = os.dup(fd)
+            self._loop.add_reader(self._fd, self._readable)
+
+    def _readable(self) -> None:
+        try:
+            self._ear.hear()
+        except Exception:  # the connection is gone: the thread will see that too, tell of it, and open another
+            self.close()
+            self._ear.look()
+
+    def close(self) -> None:
+        """Look no more."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._loop.remove_reader(fd)
+            os.close(fd)
