@@ -1,4 +1,4 @@
-"""What the walks share: a database emptied for each test, an app on it, and a worker that stops without a pause."""
+"""What the walks share: a database emptied for each test, and an app on it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,6 @@ def db(dsn: str) -> Iterator[Verbs]:
 def app(db: Verbs, dsn: str) -> Iterator[Skiplock]:
     with Skiplock(dsn) as found:
         yield found
-
-
-@pytest.fixture(autouse=True)
-def stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The listener looks every half second whether it should stop; no test has to wait for that."""
-    monkeypatch.setattr("skiplock.work.listen.SLICE", 0.02)
 
 
 @pytest.fixture
