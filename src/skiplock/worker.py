@@ -105,7 +105,7 @@ class Worker:
             pulse=self._pulse,
             on_beat=lambda beat: self._call(self._on_beat, beat),
             on_silence=lambda: self._call(self._on_lost),
-            promotion=Promotion(lambda arm: promote_call(schema, arm=arm), BATCH),
+            promotion=Promotion(lambda since: promote_call(schema, since=since), BATCH),
             hourly=lambda: make_days_call(schema),
             events=self._events,
         )

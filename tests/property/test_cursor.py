@@ -28,11 +28,11 @@ class Clock:
         full = self.cursor.use_full(self.now)
         takes = full_takes if full else cursor_takes
         self.now += takes
-        if full and self.cursor.usual > 0:
-            excess = max(0.0, takes - 1.5 * self.cursor.usual - 0.0005)
+        if full and self.cursor.full.usual > 0:
+            excess = max(0.0, takes - 1.5 * self.cursor.full.usual - 0.0005)
             self.excess += excess
             self.dearest = max(self.dearest, excess)
-        self.cursor.spent(full, takes, self.now)
+        self.cursor.full.spent(full, takes, self.now)
         self.claims += 1
         return full
 

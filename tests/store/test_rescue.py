@@ -265,7 +265,7 @@ def test_concurrent_rescuers_rescue_each_worker_once(db: Verbs, fresh_dsn: str) 
 
 
 def promote(db: Verbs, batch: int = 1000) -> tuple[int, float | None]:
-    [(moved, due_in)] = db.rows("SELECT * FROM skiplock.promote(%s)", batch)
+    [(moved, due_in)] = db.rows("SELECT moved, due_in FROM skiplock.promote(%s)", batch)
     return moved, due_in
 
 
@@ -361,6 +361,36 @@ def test_a_locked_job_holds_up_no_other(db: Verbs, fresh_dsn: str) -> None:
         assert promote(db)[0] == 1
         assert db.state(free) == "ready"
     assert promote(db) == (1, None)
+
+
+def test_a_promotion_may_look_only_at_what_fell_due_lately(db: Verbs) -> None:
+    early, late, future = (db.enqueue(delay=f"{n} s") for n in (10, 50, 100))
+    db.move_time(60)
+    sql = "SELECT moved, due_in, upto FROM skiplock.promote(%s, since => %s)"
+    [(moved, due_in, upto)] = db.rows(sql, 1000, -20)
+    assert (moved, upto, db.state(early), db.state(late)) == (1, 0, "scheduled", "ready")
+    assert 39 < due_in <= 40, "what falls due next is told as ever"
+    assert db.rows(sql, 1000, -20)[0].moved == 0
+    assert db.rows(sql, 1000, None)[0].moved == 1
+    assert (db.state(early), db.state(future)) == ("ready", "scheduled")
+
+
+def test_a_promotion_tells_how_far_it_got(db: Verbs) -> None:
+    for n in (10, 20, 30):
+        db.enqueue(delay=f"{n} s")
+    db.move_time(60)
+    sql = "SELECT moved, upto FROM skiplock.promote(%s, since => %s)"
+    assert db.rows(sql, 2, None) == [(2, pytest.approx(-40, abs=1))]
+    assert db.rows(sql, 2, -45) == [(1, 0)]
+
+
+def test_a_beat_can_leave_out_what_costs_more_the_older_someones_snapshot_is(db: Verbs) -> None:
+    worker = db.register()
+    db.enqueue(delay="100 s")
+    db.enqueue()
+    sql = "SELECT due_in, waiting, suspects FROM skiplock.beat(%s, queues => ARRAY['default'], look => %s)"
+    assert db.rows(sql, worker, False) == [(None, [], 0)]
+    assert db.rows(sql, worker, True)[0].waiting == ["default"]
 
 
 def test_the_beat_tells_when_the_next_job_is_due(db: Verbs) -> None:

@@ -57,14 +57,14 @@ def test_while_a_full_claim_costs_no_more_it_runs_every_time() -> None:
     for full in (True, False, True, True, True):
         now += 0.01
         assert cursor.use_full(now) or not full
-        cursor.spent(full, 0.001, now)
+        cursor.full.spent(full, 0.001, now)
     assert cursor.use_full(now)
 
 
 def test_a_dear_full_claim_is_followed_by_a_pause_in_proportion() -> None:
     cursor = seen(("q", 0, 1))
-    cursor.spent(False, 0.001, 0.0)
-    cursor.spent(True, 1.0, 10.0)
+    cursor.full.spent(False, 0.001, 0.0)
+    cursor.full.spent(True, 1.0, 10.0)
     pause = (1.0 - 0.0015 - 0.0005) / SHARE
     assert not cursor.use_full(10.0 + pause - 0.01)
     assert cursor.use_full(10.0 + pause + 0.01)
@@ -72,22 +72,22 @@ def test_a_dear_full_claim_is_followed_by_a_pause_in_proportion() -> None:
 
 def test_before_anything_can_be_compared_one_claim_with_cursor_runs_soon() -> None:
     cursor = seen(("q", 0, 1))
-    cursor.spent(True, 5.0, 10.0)
+    cursor.full.spent(True, 5.0, 10.0)
     assert not cursor.use_full(10.0)
     assert cursor.use_full(10.06)
 
 
 def test_what_a_claim_usually_takes_is_smoothed() -> None:
     cursor = ClaimCursor()
-    cursor.spent(False, 1.0, 0.0)
-    assert cursor.usual == 1.0
-    cursor.spent(False, 2.0, 0.0)
-    assert cursor.usual == pytest.approx(1.2)
+    cursor.full.spent(False, 1.0, 0.0)
+    assert cursor.full.usual == 1.0
+    cursor.full.spent(False, 2.0, 0.0)
+    assert cursor.full.usual == pytest.approx(1.2)
 
 
 def test_a_reset_forgets_everything() -> None:
     cursor = seen(("q", 0, 1))
-    cursor.spent(False, 0.001, 0.0)
-    cursor.spent(True, 9.0, 0.0)
+    cursor.full.spent(False, 0.001, 0.0)
+    cursor.full.spent(True, 9.0, 0.0)
     cursor.reset()
     assert cursor == ClaimCursor()

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from skiplock.core.share import Share
+
 SHARE = 0.05  # of the time, for claims without cursor, beyond what a claim with cursor costs
 FORGET_AFTER = 30.0  # seconds without a job: a lane is dropped, the claim without cursor will find it again
 MAX_LANES = 200
@@ -29,24 +31,11 @@ class ClaimCursor:
     """Times are seconds of any monotonic clock, given by the caller."""
 
     lanes: dict[tuple[str, int], Lane] = field(default_factory=dict)
-    next_full: float = 0.0
-    usual: float = 0.0  # what a claim with cursor takes, smoothed
+    full: Share = field(default_factory=lambda: Share(SHARE))
 
     def use_full(self, now: float) -> bool:
         """Whether the next claim should search from the left end."""
-        return not self.lanes or now >= self.next_full
-
-    def spent(self, full: bool, seconds: float, now: float) -> None:
-        """A claim took that long. The price of a full one decides when the next may run."""
-        if not full:
-            self.usual = seconds if self.usual == 0 else 0.8 * self.usual + 0.2 * seconds
-            return
-        if self.usual == 0:
-            # Nothing to compare with yet: let one claim with cursor run soon and show the difference.
-            self.next_full = now + min(seconds, 0.05)
-            return
-        excess = max(0.0, seconds - self.usual * 1.5 - 0.0005)
-        self.next_full = now + excess / SHARE
+        return not self.lanes or self.full.is_due(now)
 
     def saw(self, jobs: Iterable[tuple[str, int, int]], now: float) -> None:
         """(queue, priority, position) of what a claim returned."""
@@ -70,5 +59,4 @@ class ClaimCursor:
     def reset(self) -> None:
         """Start afresh: the server may have changed (failover), positions with it."""
         self.lanes.clear()
-        self.next_full = 0.0
-        self.usual = 0.0
+        self.full.reset()

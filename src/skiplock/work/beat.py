@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from skiplock.core.events import Events
+from skiplock.core.share import Share
 from skiplock.store.call import Call
 from skiplock.store.exchange import Exchange
 from skiplock.store.link import pause
@@ -27,8 +28,11 @@ _REGISTER = (
     "SELECT skiplock.register($1::text, $2::text, $3::text::integer, $4::text::json, $5::text, $6::text::float8)"
 )
 _BEAT = """SELECT known, leader, due_in, waiting, suspects, cancelled, rescued::text
-FROM skiplock.beat($1::text::bigint, $2::text::integer, $3::text, ($4::text)::text[], $5::text::float8, $6::text::boolean, $7::text::boolean)"""
+FROM skiplock.beat($1::text::bigint, $2::text::integer, $3::text, ($4::text)::text[], $5::text::float8, $6::text::boolean, $7::text::boolean, $8::text::boolean)"""
 SWEEP_EVERY = 10  # beats between two looks for running rows of unregistered workers
+LOOK_SHARE = 0.01  # of the time, for what a beat and a promote look for beyond need (core/share.py)
+USUAL = 0.002  # seconds: what either takes without that, until it is measured
+LATE = 5.0  # seconds: a transaction open for longer than that may commit a due job that only the next whole look finds
 _LEAVE = "SELECT skiplock.leave($1::text::bigint)"
 
 
@@ -64,7 +68,9 @@ def register_call(
     return Call(render(_REGISTER, schema), params, lambda rows: int(rows[0][0]))
 
 
-def beat_call(pulse: Pulse, queues: Sequence[str], duty_for: float, schema: str, *, sweep: bool = True) -> Call[Beat]:
+def beat_call(
+    pulse: Pulse, queues: Sequence[str], duty_for: float, schema: str, *, sweep: bool = True, look: bool = True
+) -> Call[Beat]:
     """One beat; see beat.sql."""
     params = (
         str(pulse.worker),
@@ -74,6 +80,7 @@ def beat_call(pulse: Pulse, queues: Sequence[str], duty_for: float, schema: str,
         str(duty_for),
         str(pulse.asleep).lower(),
         str(sweep).lower(),
+        str(look).lower(),
     )
     return Call(
         render(_BEAT, schema),
@@ -89,9 +96,9 @@ def leave_call(worker: int, schema: str) -> Call[int]:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """The chore of promoting: `call(arm)` answers (moved, due_in); it moves at most `batch`."""
+    """The chore of promoting: `call(since)` answers (moved, due_in, upto); it moves at most `batch`. See promote.sql."""
 
-    call: Callable[[bool], Call[Any]]
+    call: Callable[[float | None], Call[Any]]
     batch: int
 
 
@@ -126,6 +133,10 @@ class Heart(threading.Thread):
         self._last_beat = time.monotonic()
         self._leader = False
         self._beats = 0
+        self._looks = Share(LOOK_SHARE, usual=USUAL)
+        self._whole = Share(LOOK_SHARE, usual=USUAL)  # promotes that look at all that waits
+        self._in_vain = 0  # promotes in a row that moved nothing although something was due
+        self._promoted_to: float | None = None  # monotonic time until when all that was due has been promoted
         self._due_at: float | None = None  # monotonic time of the next waiting job, as far as known
         self._hourly_at = 0.0
 
@@ -187,14 +198,17 @@ class Heart(threading.Thread):
         pulse = self._pulse()
         if pulse is None:
             return
-        sweep = self._beats % SWEEP_EVERY == 0
-        self._beats += 1
-        found = self._run(beat_call(pulse, self._queues, self._every * 2.5, self._schema, sweep=sweep))
+        began = time.monotonic()
+        look = self._looks.is_due(began)
+        sweep = look and self._beats % SWEEP_EVERY == 0
+        self._beats += look
+        found = self._run(beat_call(pulse, self._queues, self._every * 2.5, self._schema, sweep=sweep, look=look))
         self._last_beat = time.monotonic()
+        self._looks.spent(look, self._last_beat - began, self._last_beat)
         was_leader, self._leader = self._leader, found.leader
         # Whoever is not the leader still promotes what is clearly overdue: the leader may be in trouble.
         overdue = found.due_in is not None and found.due_in < -2.0
-        if found.leader or overdue:
+        if look and (found.leader or overdue):
             self._due_at = None if found.due_in is None else self._last_beat + found.due_in
         if found.leader and not was_leader:
             self._due_at = 0.0  # look now, and leave word when we mean to wake
@@ -208,15 +222,26 @@ class Heart(threading.Thread):
     def _promote(self) -> None:
         while not self._stopping:
             asked = time.monotonic()
-            found = self._run(self._promotion.call(True))
+            whole = self._promoted_to is None or self._whole.is_due(asked)
+            since = None if whole or self._promoted_to is None else self._promoted_to - asked - LATE
+            found = self._run(self._promotion.call(since))
+            self._whole.spent(whole, time.monotonic() - asked, time.monotonic())
+            self._promoted_to = asked + found.upto
             if found.moved:
                 self._events.emit("promoted", jobs=found.moved)
             if found.moved < self._promotion.batch:
-                self._due_at = None if found.due_in is None else asked + max(found.due_in, 0.001)
+                self._due_at = self._wake_at(asked, found.moved, found.due_in)
                 return
             if time.monotonic() - self._last_beat > self._every:
                 self._due_at = 0.0  # a long queue of due jobs must not keep the heart from beating
                 return
+
+    def _wake_at(self, asked: float, moved: int, due_in: float | None) -> float | None:
+        if due_in is None:
+            return None
+        # Due, and yet not moved: it became so meanwhile, or someone holds its row. Look again soon, then less and less.
+        self._in_vain = self._in_vain + 1 if moved == 0 and due_in <= 0 else 0
+        return asked + max(due_in, min(0.5, 0.001 * 2 ** min(self._in_vain, 9)))
 
     def _run(self, call: Call[T]) -> T:
         if self._exchange is None:

@@ -46,7 +46,7 @@ class Claimer:
         full = full or not lanes
         jobs = await self._run(_CLAIM, worker, rooms, _lanes(None if full else lanes))
         done = time.monotonic()
-        self.cursor.spent(full, done - now, done)
+        self.cursor.full.spent(full, done - now, done)
         self.cursor.saw(((j.queue, j.priority, j.position) for j in jobs), done)
         return jobs, full
 

@@ -19,11 +19,13 @@ $$;
 --   cancelled  running jobs of mine that someone wants cancelled
 --   rescued    lost workers whose jobs were given back just now (the leader does that): [{worker, name, silent_for, jobs}]
 -- `asleep`: this worker relies on the bells of its queues; they are armed again if another worker took them down, and the
--- safety poll is made (a busy worker claims anyway). `sweep`: also look for running rows of workers that are not registered:
--- rare, and walks over dead rows while someone's old snapshot pins them, so not at every beat.
+-- safety poll is made (a busy worker claims anyway). `sweep`: also look for running rows of workers that are not registered.
+-- `look`: find out about due_in, waiting and suspects (else NULL, {} and 0). Both walk over dead rows while someone's old
+-- snapshot pins them, so the caller bounds how often (core/share.py).
 CREATE OR REPLACE FUNCTION skiplock.beat(
     worker bigint, running integer DEFAULT 0, state text DEFAULT 'running', queues text[] DEFAULT '{}',
-    duty_for float8 DEFAULT 9, asleep boolean DEFAULT true, sweep boolean DEFAULT true
+    duty_for float8 DEFAULT 9, asleep boolean DEFAULT true, sweep boolean DEFAULT true,
+    look boolean DEFAULT true
 ) RETURNS TABLE (
     known boolean, leader boolean, due_in float8, waiting text[], suspects integer, cancelled bigint[], rescued json
 )
@@ -50,13 +52,17 @@ BEGIN
     IF $6 AND EXISTS (SELECT FROM skiplock.bells b WHERE b.queue = ANY ($4) AND b.armed_at IS NULL) THEN
         PERFORM skiplock.arm($4);
     END IF;
-    SELECT extract(epoch FROM j.run_at - v_now) INTO due_in
-    FROM skiplock.jobs_waiting j WHERE j.state <> 'blocked' ORDER BY j.run_at LIMIT 1;
-    waiting := ARRAY(
-        SELECT q.name FROM unnest($4) AS q (name)
-        WHERE $6 AND EXISTS (SELECT FROM skiplock.jobs_ready r WHERE r.queue = q.name AND r.losses = 0));
-    SELECT CASE WHEN bool_or(s.losses > 1) THEN 2 WHEN count(*) > 0 THEN 1 ELSE 0 END INTO suspects
-    FROM (SELECT r.losses FROM skiplock.jobs_ready r WHERE r.queue = ANY ($4) AND r.losses > 0 LIMIT 1000) s;
+    waiting := '{}';
+    suspects := 0;
+    IF $8 THEN
+        SELECT extract(epoch FROM j.run_at - v_now) INTO due_in
+        FROM skiplock.jobs_waiting j WHERE j.state <> 'blocked' ORDER BY j.run_at LIMIT 1;
+        waiting := ARRAY(
+            SELECT q.name FROM unnest($4) AS q (name)
+            WHERE $6 AND EXISTS (SELECT FROM skiplock.jobs_ready r WHERE r.queue = q.name AND r.losses = 0));
+        SELECT CASE WHEN bool_or(s.losses > 1) THEN 2 WHEN count(*) > 0 THEN 1 ELSE 0 END INTO suspects
+        FROM (SELECT r.losses FROM skiplock.jobs_ready r WHERE r.queue = ANY ($4) AND r.losses > 0 LIMIT 1000) s;
+    END IF;
     cancelled := ARRAY(SELECT c.job_id FROM skiplock.cancellations c WHERE c.worker = $1);
     RETURN NEXT;
 END $$;
