@@ -10,8 +10,11 @@ PYTHON ?=
 J ?= 2
 PG ?=
 T ?=
-# make bench: workloads; arguments of make demo and make bench
+# make bench, make bench-peers: workloads
 W ?=
+# make bench-peers: names, else all
+P ?=
+# arguments of make demo, make bench and make bench-peers
 ARGS ?=
 
 BIN = .venv/bin
@@ -33,13 +36,14 @@ FIND_PYTHON = \
 		exit 1; \
 	fi
 
-.PHONY: help demo test check bench lock clean
+.PHONY: help demo test check bench bench-peers lock clean
 
 help:
 	@echo 'make demo   [ARGS=...]                 try skiplock: starts its own PostgreSQL, needs nothing but Python'
 	@echo 'make test   [PG=folder] [J=2] [T=...]  check, then all tests; PG: a folder of PostgreSQL server binaries'
 	@echo 'make check                             style, types, import rules'
 	@echo 'make bench  [W="W3 W6"] [ARGS=...]      measure; see bench/README.md'
+	@echo 'make bench-peers  [W=...] [P="NAMES"]   the same beside other systems, which it installs into .venv-peers'
 	@echo 'make lock                              renew $(LOCK)'
 	@echo 'make clean                             remove what these made'
 	@echo 'All take PYTHON=/path/to/python3 (3.11 or newer).'
@@ -58,6 +62,9 @@ check: .venv/dev.done
 
 bench: .venv/dev.done
 	$(BIN)/python -m bench $(W) $(ARGS)
+
+bench-peers: .venv/dev.done
+	$(BIN)/python -m bench $(W) $(ARGS) --peers $(P)
 
 # A file, not the folder, says that it is complete: an interrupted one is made anew.
 .venv/made.done:
@@ -87,4 +94,4 @@ lock:
 	@echo "$(LOCK): $$(wc -l < $(LOCK)) packages"
 
 clean:
-	rm -rf .venv .venv-lock .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist build
+	rm -rf .venv .venv-lock .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist build

@@ -1,4 +1,4 @@
-"""skiplock under test: through its public API, with default settings."""
+"""skiplock under test: through its public API, with default settings. Other tasks and settings: `variants.py`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from bench.marks import Marks, payload
 from bench.system import System
 from skiplock import Skiplock
+from skiplock.core.job import NewJob
 from skiplock.core.settings import WorkerSettings
 from skiplock.fleet import run_worker
 from skiplock.store.migrate import migrate
@@ -33,37 +34,47 @@ class SkiplockSystem(System):
     unfinished_sql = """
         select %(jobs)s - count(*) from skiplock.jobs_finished where id > %(base)s and state = 'completed'"""
     _app: Skiplock
-    _noop: Task[..., Any]
+    _task: Task[..., Any]
 
     def setup(self) -> None:
         migrate(self.dsn)
 
     async def open(self) -> None:
         self._app = Skiplock(self.dsn)
-        self._noop = _task(self._app, None)
+        self._task = self.declare(self._app, None)
 
     async def bulk(self, numbers: Sequence[int]) -> None:
-        job = self._noop.job
-        await self._app.aenqueue_many([job(**payload(n)) for n in numbers])
+        await self._app.aenqueue_many([self.job(n) for n in numbers])
 
     async def one(self, n: int) -> None:
-        await self._noop.aenqueue(**payload(n))
+        await self._task.aenqueue(**payload(n))
 
     async def close(self) -> None:
         await self._app.aclose()
 
     def work(self, marks: Marks) -> None:
         app = Skiplock(self.dsn)
-        _task(app, marks)
+        self.declare(app, marks)
         for name in TROUBLE:
             app.on(name, lambda event: print(event, flush=True))
-        os._exit(run_worker(app, WorkerSettings()))
+        os._exit(run_worker(app, self.worker_settings()))
 
+    # -- what a variant changes --------------------------------------------------------------------------------------
 
-def _task(app: Skiplock, marks: Marks | None) -> Task[..., Any]:
-    @app.task(name="bench.noop")
-    async def noop(to: str, subject: str, n: int) -> None:
-        if marks is not None:
-            marks.start(n)
+    def declare(self, app: Skiplock, marks: Marks | None) -> Task[..., Any]:
+        """Register the task; the producer has no marks, for it runs none."""
 
-    return noop
+        @app.task(name="bench.noop")
+        async def noop(to: str, subject: str, n: int) -> None:
+            if marks is not None:
+                marks.start(n)
+
+        return noop
+
+    def job(self, n: int) -> NewJob:
+        """Job `n`."""
+        return self._task.job(**payload(n))
+
+    def worker_settings(self) -> WorkerSettings:
+        """How the worker process is set."""
+        return WorkerSettings()

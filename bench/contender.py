@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
-import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from bench.marks import Marks
-from bench.server import cpu_of, postmaster
+from bench.server import cpu_of
+from bench.stores import BenchError as BenchError
+from bench.stores import Postgres, Redis, Store
 from bench.system import System
 from skiplock.store.embedded import EmbeddedServer
 
@@ -22,8 +26,8 @@ CHILD_TIME = 900.0  # seconds a producer may take
 STOP_TIME = 10.0  # seconds a worker may take to stop
 
 
-class BenchError(Exception):
-    """The run cannot go on."""
+class TooSlow(BenchError):
+    """A drain took longer than its cap."""
 
 
 class Contender:
@@ -31,57 +35,72 @@ class Contender:
 
     def __init__(self, server: EmbeddedServer, kind: type[System], folder: Path, label: str = "") -> None:
         self.kind, self.label = kind, label or kind.name
-        self._server, self._postmaster, self._folder = server, postmaster(server), folder
-        self._database = "bench_" + self.label.replace(" ", "_")
-        self.dsn = server.dsn(self._database)
+        self._server, self._folder = server, folder
+        self._database = "bench_" + re.sub(r"\W", "_", self.label.lower())
         self._log = folder / f"{self._database}.log"
         self._marks_path = folder / f"{self._database}.marks"
         self.marks = Marks.create(self._marks_path, 1)
         self._workers: list[subprocess.Popen[bytes]] = []
-        self._admin = psycopg.connect(server.dsn(), autocommit=True)
-        self._make_template()
+        self._store = self._make_store()
+        self.dsn = self._store.dsn
 
-    def _make_template(self) -> None:
-        name = self._database + "_template"
-        self._admin.execute(f"drop database if exists {name} with (force)".encode())
-        self._admin.execute(f"create database {name}".encode())
-        self.kind(self._server.dsn(name)).setup()
+    def _make_store(self) -> Store:
+        if self.kind.kind_of_store == "redis":
+            return Redis(self._folder / f"{self._database}.redis", self.kind)
+        return Postgres(self._server, self._database, self.kind, lambda dsn: self._run(dsn, "setup"))
 
     def twin(self, label: str) -> Contender:
         """The same system again, in a database of its own."""
         return Contender(self._server, self.kind, self._folder, f"{self.kind.name} {label}")
 
+    def sibling(self, kind: type[System]) -> Contender:
+        """Another system on the same server."""
+        return Contender(self._server, kind, self._folder)
+
+    @property
+    def database(self) -> str:
+        """The name of its database."""
+        return self._database
+
+    @property
+    def pids(self) -> list[int]:
+        """The worker processes that run."""
+        return [w.pid for w in self._workers]
+
     def reset(self, jobs: int) -> None:
-        """A fresh database and marks for so many jobs."""
-        name = self._database
-        self._admin.execute(f"drop database if exists {name} with (force)".encode())
-        self._admin.execute(f"create database {name} template {name}_template".encode())
+        """A fresh store and marks for so many jobs."""
+        self._store.reset()
         self.marks.close()
         self.marks = Marks.create(self._marks_path, jobs)
 
     def settle(self) -> None:
         """After filling: statistics as autovacuum would leave them, and no checkpoint due."""
-        with self.connect() as connection:
-            connection.execute("analyze")
-        self._admin.execute("checkpoint")
+        self._store.settle()
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         """A connection to its database."""
         return psycopg.connect(self.dsn, autocommit=True)
 
+    def server_connection(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """A connection to the server that does not count as one of its database."""
+        return psycopg.connect(self._server.dsn(), autocommit=True)
+
     # -- enqueuing ---------------------------------------------------------------------------------------------------
 
     def produce(self, verb: str, *numbers: int) -> dict[str, float]:
         """Enqueue in a process of its own; see `bench.child`."""
-        command = [*self._command(verb), *map(str, numbers)]
+        answer: dict[str, float] = json.loads(self._run(self.dsn, verb, *numbers).strip().splitlines()[-1])
+        return answer
+
+    def _run(self, dsn: str, verb: str, *numbers: int) -> str:
+        command = [*self._command(dsn, verb), *map(str, numbers)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CHILD_TIME, env=_environment())
         if done.returncode:
             raise BenchError(f"{self.label} {verb} failed:\n{done.stderr[-3000:]}")
-        answer: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-        return answer
+        return done.stdout
 
-    def _command(self, verb: str) -> list[str]:
-        return [sys.executable, "-m", "bench.child", self.kind.name, self.dsn, str(self._marks_path), verb]
+    def _command(self, dsn: str, verb: str) -> list[str]:
+        return [*self.kind.command(), dsn, str(self._marks_path), verb]
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -91,7 +110,7 @@ class Contender:
             with self._log.open("ab") as log:
                 self._workers.append(
                     subprocess.Popen(
-                        self._command("work"),
+                        self._command(self.dsn, "work"),
                         cwd=ROOT,
                         stdout=log,
                         stderr=log,
@@ -107,34 +126,25 @@ class Contender:
         for worker in workers:
             worker.terminate()
         for worker in workers:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 worker.wait(STOP_TIME)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+            _kill(worker)
         if early:
             raise BenchError(f"{self.label}: a worker ended with {early}:\n{self._log.read_text()[-3000:]}")
 
     def cpu(self) -> tuple[float, float]:
         """CPU seconds so far: of the workers, and of the server."""
-        return sum(cpu_of(w.pid) for w in self._workers), cpu_of(self._postmaster)
+        return sum(cpu_of(w.pid) for w in self._workers), self._store.cpu()
 
     def commits(self) -> int:
-        """Transactions of its database so far."""
-        self._admin.execute("select pg_stat_clear_snapshot()")
-        row = self._admin.execute(
-            "select xact_commit from pg_stat_database where datname = %s", [self._database]
-        ).fetchone()
-        return int(row[0]) if row else 0
+        """Transactions of its database so far; commands, where it is Redis."""
+        return self._store.requests()
 
     # -- draining ----------------------------------------------------------------------------------------------------
 
     def base(self) -> int:
         """The highest job id given out."""
-        with self.connect() as connection:
-            row = connection.execute(self.kind.base_sql.encode()).fetchone()
-        assert row is not None
-        return int(row[0])
+        return self._store.base()
 
     def drain(self, first: int, jobs: int, base: int, cap: float) -> dict[str, float]:
         """With workers started: wait until these jobs are recorded as done.
@@ -175,30 +185,32 @@ class Contender:
 
     def _wait_recorded(self, jobs: int, base: int, cap: float) -> float:
         deadline = time.monotonic() + cap
-        with self.connect() as connection:
-            connection.execute("set enable_seqscan = off")
-            while True:
-                row = connection.execute(self.kind.unfinished_sql.encode(), {"base": base, "jobs": jobs}).fetchone()
-                now = time.monotonic()
-                if row == (0,):
-                    return now
+        with self._store.watching(base, jobs) as unfinished:
+            while unfinished():
                 self._check(deadline)
                 time.sleep(0.003)
+            return time.monotonic()
 
     def _check(self, deadline: float) -> None:
         if time.monotonic() > deadline:
-            raise BenchError(f"{self.label}: not drained in time:\n{self._log.read_text()[-3000:]}")
+            raise TooSlow(f"{self.label}: not drained in time:\n{self._log.read_text()[-3000:]}")
         if any(w.poll() is not None for w in self._workers):
             self.stop()
 
     def close(self) -> None:
         """Stop what runs; the server goes with everything else."""
         for worker in self._workers:
-            worker.kill()
-            worker.wait()
+            _kill(worker)
         self._workers = []
-        self._admin.close()
+        self._store.close()
         self.marks.close()
+
+
+def _kill(worker: subprocess.Popen[bytes]) -> None:
+    """With the children that it may have left; it leads a group of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()
 
 
 def _environment() -> dict[str, str]:

@@ -32,9 +32,14 @@ class Reference(System):
     """A raw asyncpg loop."""
 
     name = "reference"
+    settings = f"one connection, batches of {BATCH}, COPY to fill"
     base_sql = "select case when is_called then last_value else 0 end from ref_job_id_seq"
     unfinished_sql = "select count(*) from ref_job where id > %(base)s and %(jobs)s > 0"
     _connection: Any
+
+    @classmethod
+    def version(cls) -> str:
+        return f"asyncpg {asyncpg.__version__}"
 
     def setup(self) -> None:
         with psycopg.connect(self.dsn, autocommit=True) as connection:

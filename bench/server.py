@@ -10,19 +10,37 @@ from pathlib import Path
 
 import psycopg
 
+from skiplock.core.errors import ConfigurationError
 from skiplock.store.embedded import EmbeddedServer, start_server
 
 # fsync, synchronous_commit and full_page_writes stay on: durability is what is measured. The rest keeps checkpoints
 # and buffer misses out of runs that last seconds.
 SETTINGS = {"shared_buffers": "1GB", "max_wal_size": "8GB", "checkpoint_timeout": "15min", "max_connections": "100"}
+# For W7 and W14, which switch it on (`bench.meter`); to all other workloads it costs nothing.
+_COUNTING = {"shared_preload_libraries": "pg_stat_statements"}
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def server() -> Iterator[EmbeddedServer]:
     """A temporary server."""
-    with start_server(settings=SETTINGS) as found:
+    with _start() as found:
+        with psycopg.connect(found.dsn(), autocommit=True) as connection:
+            track_statements(connection, "none")
         yield found
+
+
+def _start() -> EmbeddedServer:
+    try:
+        return start_server(settings={**SETTINGS, **_COUNTING})
+    except ConfigurationError:  # binaries without the contributed modules: it works without, and counts less
+        return start_server(settings=SETTINGS)
+
+
+def track_statements(connection: psycopg.Connection[tuple[object, ...]], which: str) -> None:
+    """Which statements pg_stat_statements counts from now on: "none" or "top"."""
+    connection.execute(f"alter system set pg_stat_statements.track = '{which}'".encode())
+    connection.execute("select pg_reload_conf()")
 
 
 def facts(dsn: str) -> dict[str, str]:

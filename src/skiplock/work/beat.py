@@ -241,7 +241,7 @@ class Heart(threading.Thread):
             return None
         # Due, and yet not moved: it became so meanwhile, or someone holds its row. Look again soon, then less and less.
         self._in_vain = self._in_vain + 1 if moved == 0 and due_in <= 0 else 0
-        return asked + max(due_in, min(0.5, 0.001 * 2 ** min(self._in_vain, 9)))
+        return asked + max(due_in, min(0.5, 0.001 * 2.0 ** min(self._in_vain, 9)))
 
     def _run(self, call: Call[T]) -> T:
         if self._exchange is None:
