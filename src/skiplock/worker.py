@@ -171,7 +171,7 @@ class Worker:
         if self._lost:
             return None
         state = "stopping" if self._stop.is_set() else "running"
-        return Pulse(self.id, self._lines.running, state, self._sleeper.asleep)
+        return Pulse(self.id, self._lines.running, state, self._sleeper.asleep, self._claimer.cursor.news())
 
     def _look(self) -> None:
         self._news.set()
@@ -211,7 +211,7 @@ class Worker:
         self._events.emit("worker_lost", worker=self.id, running=self._lines.running)
         self._lines.take_buffered()
         self._runner.interrupt_all(LOST)
-        self._claimer.cursor.reset()
+        self._claimer.start_afresh()
         self._look()
 
     # -- claiming ----------------------------------------------------------------------------------------------------

@@ -393,6 +393,30 @@ def test_a_beat_can_leave_out_what_costs_more_the_older_someones_snapshot_is(db:
     assert db.rows(sql, worker, True)[0].waiting == ["default"]
 
 
+def test_beats_keep_how_far_the_claims_have_got_and_never_go_back(db: Verbs) -> None:
+    one, other = db.register(), db.register()
+    tell = "SELECT known FROM skiplock.beat(%s, lane_queues => %s, lane_priorities => %s, lane_positions => %s)"
+    db.rows(tell, one, ["b", "a"], [0, 2], [10, 20])
+    db.rows(tell, other, ["a", "b"], [2, 0], [15, 30])
+    db.rows(tell, other, ["a"], [-1], [1])
+    assert db.rows("SELECT * FROM skiplock.lanes(ARRAY['a', 'b', 'c'])") == [("a", 2, 20), ("a", -1, 1), ("b", 0, 30)]
+    assert db.rows("SELECT * FROM skiplock.lanes(ARRAY['b'])") == [("b", 0, 30)]
+
+
+def test_beats_of_many_workers_about_the_same_lanes_never_block_each_other_for_good(db: Verbs, fresh_dsn: str) -> None:
+    queues = [f"q{n}" for n in range(20)]
+
+    def beats(mine: Verbs, nth: int) -> int:
+        worker, turned = mine.register(), queues if nth % 2 else queues[::-1]
+        tell = "SELECT known FROM skiplock.beat(%s, lane_queues => %s, lane_priorities => %s, lane_positions => %s)"
+        for n in range(30):
+            mine.rows(tell, worker, turned, [0] * 20, [n * 10 + nth] * 20)
+        return 1
+
+    assert sum(at_once(fresh_dsn, 6, beats)) == 6
+    assert {row.position for row in db.rows("SELECT position FROM skiplock.lanes")} == {295}
+
+
 def test_the_beat_tells_when_the_next_job_is_due(db: Verbs) -> None:
     worker = db.register()
     assert beat(db, worker).due_in is None

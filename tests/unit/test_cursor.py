@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skiplock.core.cursor import FORGET_AFTER, MAX_LANES, SHARE, ClaimCursor
+from skiplock.core.cursor import FIRST_FULL, FORGET_AFTER, MAX_LANES, SHARE, ClaimCursor
 
 
 def seen(*jobs: tuple[str, int, int], at: float = 0.0) -> ClaimCursor:
@@ -91,3 +91,36 @@ def test_a_reset_forgets_everything() -> None:
     cursor.full.spent(True, 9.0, 0.0)
     cursor.reset()
     assert cursor == ClaimCursor()
+
+
+def test_a_worker_that_starts_goes_on_where_others_had_got_to() -> None:
+    cursor = ClaimCursor()
+    cursor.seed([("q", 0, 500), ("q", 3, 70)], 100.0)
+    assert not cursor.use_full(100.0)
+    assert cursor.plan(100.0) == [("q", 3, 70), ("q", 0, 500)]
+    assert cursor.use_full(100.0 + FIRST_FULL), "but soon looks for itself"
+
+
+def test_with_nothing_to_do_it_looks_for_itself_at_once() -> None:
+    cursor = ClaimCursor()
+    cursor.seed([("q", 0, 500)], 100.0)
+    cursor.was_dry(100.1)
+    assert cursor.use_full(100.1)
+    cursor.full.spent(False, 0.001, 100.2)
+    cursor.full.spent(True, 1.0, 101.2)
+    cursor.was_dry(101.3)
+    assert not cursor.use_full(101.4), "once: later dry claims say nothing about the price"
+
+
+def test_without_anything_to_go_on_from_the_first_claim_is_a_full_one() -> None:
+    cursor = ClaimCursor()
+    cursor.seed([], 100.0)
+    assert cursor.use_full(100.0)
+
+
+def test_news_are_lanes_that_got_further() -> None:
+    cursor = seen(("q", 0, 5), ("q", 1, 9))
+    assert sorted(cursor.news()) == [("q", 0, 5), ("q", 1, 9)]
+    assert cursor.news() == []
+    cursor.saw([("q", 0, 6), ("q", 1, 8)], 1.0)
+    assert cursor.news() == [("q", 0, 6)]

@@ -194,3 +194,25 @@ async def test_without_its_schema_it_says_so_whatever_the_name(empty_dsn: str, s
         with pytest.raises(SchemaError, match="skiplock db migrate"):
             await attempt
     await app.aclose()
+
+
+async def test_a_worker_that_starts_goes_on_where_the_last_one_stopped_and_misses_nothing(
+    app: Skiplock, db: Verbs
+) -> None:
+    @app.task(name="t")
+    async def work() -> None: ...
+
+    early = db.enqueue(priority=3)
+    db.rows("SELECT skiplock.pause('default')")
+    later = [db.enqueue() for _ in range(20)]
+    db.rows("SELECT skiplock.resume('default')")
+    async with running_worker(app):
+        for job in [early, *later]:
+            await settled(app.job(job))
+    assert db.rows("SELECT priority, position FROM skiplock.lanes ORDER BY priority") == [(0, later[-1]), (3, early)]
+    # A transaction that drew its place in line before all that, and commits after: behind the cursor.
+    db.rows("UPDATE skiplock.lanes SET position = position + 1000")
+    late, urgent = db.enqueue(), db.enqueue(priority=3)
+    async with running_worker(app, beat_every=100.0, lost_after=300.0, poll_every=100.0):
+        await settled(app.job(late), limit=10)
+        await settled(app.job(urgent), limit=10)

@@ -16,6 +16,7 @@ from skiplock.core.share import Share
 SHARE = 0.05  # of the time, for claims without cursor, beyond what a claim with cursor costs
 FORGET_AFTER = 30.0  # seconds without a job: a lane is dropped, the claim without cursor will find it again
 MAX_LANES = 200
+FIRST_FULL = 1.0  # seconds that a worker which knows where others had got to works on before it looks from the left end
 
 
 @dataclass(slots=True)
@@ -32,10 +33,30 @@ class ClaimCursor:
 
     lanes: dict[tuple[str, int], Lane] = field(default_factory=dict)
     full: Share = field(default_factory=lambda: Share(SHARE))
+    seeded: bool = False  # the lanes are others' still, and no claim without cursor has been made
+    told: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def seed(self, lanes: Iterable[tuple[str, int, int]], now: float) -> None:
+        """Go on where others had got to: (queue, priority, position)."""
+        self.saw(lanes, now)
+        self.seeded = bool(self.lanes)
+        if self.seeded:
+            self.full.next_at = now + FIRST_FULL
+
+    def news(self) -> list[tuple[str, int, int]]:
+        """Lanes that have got further since this was asked last. May be called from another thread."""
+        found = [(*key, lane.position) for key, lane in list(self.lanes.items()) if self.told.get(key) != lane.position]
+        self.told.update({(queue, priority): position for queue, priority, position in found})
+        return found
 
     def use_full(self, now: float) -> bool:
         """Whether the next claim should search from the left end."""
         return not self.lanes or self.full.is_due(now)
+
+    def was_dry(self, now: float) -> None:
+        """A claim with cursor found nothing: with nothing to do, the first look from the left end is due at once."""
+        if self.seeded:
+            self.seeded, self.full.next_at = False, now
 
     def saw(self, jobs: Iterable[tuple[str, int, int]], now: float) -> None:
         """(queue, priority, position) of what a claim returned."""
@@ -59,4 +80,6 @@ class ClaimCursor:
     def reset(self) -> None:
         """Start afresh: the server may have changed (failover), positions with it."""
         self.lanes.clear()
+        self.told.clear()
+        self.seeded = False
         self.full.reset()

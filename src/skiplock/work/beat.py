@@ -19,7 +19,7 @@ from skiplock.core.share import Share
 from skiplock.store.call import Call
 from skiplock.store.exchange import Exchange
 from skiplock.store.link import pause
-from skiplock.store.literal import text_array
+from skiplock.store.literal import number_array, text_array
 from skiplock.store.pool import connect, run_call
 from skiplock.store.schema import render
 
@@ -28,7 +28,8 @@ _REGISTER = (
     "SELECT skiplock.register($1::text, $2::text, $3::text::integer, $4::text::json, $5::text, $6::text::float8)"
 )
 _BEAT = """SELECT known, leader, due_in, waiting, suspects, cancelled, rescued::text
-FROM skiplock.beat($1::text::bigint, $2::text::integer, $3::text, ($4::text)::text[], $5::text::float8, $6::text::boolean, $7::text::boolean, $8::text::boolean)"""
+FROM skiplock.beat($1::text::bigint, $2::text::integer, $3::text, ($4::text)::text[], $5::text::float8, $6::text::boolean, $7::text::boolean, $8::text::boolean, ($9::text)::text[], ($10::text)::smallint[],
+    ($11::text)::bigint[])"""
 SWEEP_EVERY = 10  # beats between two looks for running rows of unregistered workers
 LOOK_SHARE = 0.01  # of the time, for what a beat and a promote look for beyond need (core/share.py)
 USUAL = 0.002  # seconds: what either takes without that, until it is measured
@@ -58,6 +59,9 @@ class Pulse:
     running: int
     state: str
     asleep: bool
+    lanes: Sequence[
+        tuple[str, int, int]
+    ] = ()  # (queue, priority, position): how far its claims have got since the last
 
 
 def register_call(
@@ -81,12 +85,20 @@ def beat_call(
         str(pulse.asleep).lower(),
         str(sweep).lower(),
         str(look).lower(),
+        *_lanes(pulse.lanes),
     )
     return Call(
         render(_BEAT, schema),
         params,
         lambda rows: Beat(*[pulse.worker, *rows[0][:6], msgspec.json.decode(rows[0][6] or "[]")]),
     )
+
+
+def _lanes(lanes: Sequence[tuple[str, int, int]]) -> tuple[str | None, ...]:
+    if not lanes:
+        return (None, None, None)
+    queues, priorities, positions = zip(*lanes, strict=True)
+    return (text_array(queues), number_array(priorities), number_array(positions))
 
 
 def leave_call(worker: int, schema: str) -> Call[int]:
@@ -132,6 +144,7 @@ class Heart(threading.Thread):
         self._failures = 0
         self._last_beat = time.monotonic()
         self._leader = False
+        # What a beat looks for beyond need can wait until the second one: a worker that starts has its claims to look with.
         self._beats = 0
         self._looks = Share(LOOK_SHARE, usual=USUAL)
         self._whole = Share(LOOK_SHARE, usual=USUAL)  # promotes that look at all that waits
@@ -199,9 +212,9 @@ class Heart(threading.Thread):
         if pulse is None:
             return
         began = time.monotonic()
-        look = self._looks.is_due(began)
-        sweep = look and self._beats % SWEEP_EVERY == 0
-        self._beats += look
+        look = self._beats > 0 and self._looks.is_due(began)
+        sweep = look and self._beats % SWEEP_EVERY == 1
+        self._beats += look or self._beats == 0
         found = self._run(beat_call(pulse, self._queues, self._every * 2.5, self._schema, sweep=sweep, look=look))
         self._last_beat = time.monotonic()
         self._looks.spent(look, self._last_beat - began, self._last_beat)

@@ -21,6 +21,7 @@ FROM (SELECT set_config('synchronous_commit', 'off', true)) AS asynchronous, LAT
     ($6::text)::text[], ($7::text)::smallint[], ($8::text)::bigint[])"""
 _SUSPECTS = """SELECT id, job_lease, queue, priority, position, task, args, attempt, max_attempts, losses, enqueued_at, meta, options
 FROM skiplock.claim_suspects($1::text::bigint, $2::text::bigint, ($3::text)::text[], ($4::text)::integer[], ($5::text)::text[], $6::text::boolean)"""
+_WHERE = "SELECT queue, priority, position FROM skiplock.lanes(($1::text)::text[])"
 _RELEASE = "SELECT skiplock.release_claim($1::text::bigint, $2::text::bigint)"
 
 
@@ -33,6 +34,12 @@ class Claimer:
         self._schema = schema
         self._tasks = text_array(tasks)
         self._lost: list[tuple[int, int]] = []
+        self._starts = True
+
+    def start_afresh(self) -> None:
+        """Forget where the lines had got to: the server may be another one."""
+        self.cursor.reset()
+        self._starts = True
 
     async def claim(self, worker: int, rooms: Mapping[str, int]) -> tuple[list[Job], bool]:
         """Up to `rooms[queue]` jobs of each queue, started under one fresh lease; and whether the whole line was seen.
@@ -40,6 +47,10 @@ class Claimer:
         A database error passes through; what that claim may have taken is given back before the next one.
         """
         await self._give_back()
+        if self._starts:
+            call: Call[list[Row]] = Call(render(_WHERE, self._schema), (text_array(rooms),), list)
+            self.cursor.seed(((row[0], row[1], row[2]) for row in await self._link.run(call)), time.monotonic())
+            self._starts = False
         now = time.monotonic()
         full = self.cursor.use_full(now)
         lanes = [] if full else [lane for lane in self.cursor.plan(now) if lane[0] in rooms]
@@ -47,6 +58,8 @@ class Claimer:
         jobs = await self._run(_CLAIM, worker, rooms, _lanes(None if full else lanes))
         done = time.monotonic()
         self.cursor.full.spent(full, done - now, done)
+        if not jobs and not full:
+            self.cursor.was_dry(done)
         self.cursor.saw(((j.queue, j.priority, j.position) for j in jobs), done)
         return jobs, full
 

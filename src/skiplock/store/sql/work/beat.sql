@@ -21,11 +21,12 @@ $$;
 -- `asleep`: this worker relies on the bells of its queues; they are armed again if another worker took them down, and the
 -- safety poll is made (a busy worker claims anyway). `sweep`: also look for running rows of workers that are not registered.
 -- `look`: find out about due_in, waiting and suspects (else NULL, {} and 0). Both walk over dead rows while someone's old
--- snapshot pins them, so the caller bounds how often (core/share.py).
+-- snapshot pins them, so the caller bounds how often (core/share.py). `lane_*`: how far this worker's claims have got.
 CREATE OR REPLACE FUNCTION skiplock.beat(
     worker bigint, running integer DEFAULT 0, state text DEFAULT 'running', queues text[] DEFAULT '{}',
     duty_for float8 DEFAULT 9, asleep boolean DEFAULT true, sweep boolean DEFAULT true,
-    look boolean DEFAULT true
+    look boolean DEFAULT true,
+    lane_queues text[] DEFAULT NULL, lane_priorities smallint[] DEFAULT NULL, lane_positions bigint[] DEFAULT NULL
 ) RETURNS TABLE (
     known boolean, leader boolean, due_in float8, waiting text[], suspects integer, cancelled bigint[], rescued json
 )
@@ -51,6 +52,12 @@ BEGIN
     END IF;
     IF $6 AND EXISTS (SELECT FROM skiplock.bells b WHERE b.queue = ANY ($4) AND b.armed_at IS NULL) THEN
         PERFORM skiplock.arm($4);
+    END IF;
+    IF $9 IS NOT NULL THEN
+        INSERT INTO skiplock.lanes AS l (queue, priority, position)
+        SELECT u.queue, u.priority, u.position FROM unnest($9, $10, $11) AS u (queue, priority, position)
+        ORDER BY u.queue, u.priority
+        ON CONFLICT (queue, priority) DO UPDATE SET position = excluded.position WHERE l.position < excluded.position;
     END IF;
     waiting := '{}';
     suspects := 0;

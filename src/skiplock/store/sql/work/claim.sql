@@ -131,3 +131,10 @@ DECLARE
 BEGIN
     RETURN cardinality(skiplock._release(v_ids, array_fill($2, ARRAY[cardinality(v_ids)])));
 END $$;
+
+-- How far the claims of these queues had got when workers last told (see beat): where a worker that starts may go on.
+CREATE OR REPLACE FUNCTION skiplock.lanes(queues text[]) RETURNS TABLE (queue text, priority smallint, "position" bigint)
+LANGUAGE sql STABLE
+AS $$
+    SELECT l.queue, l.priority, l.position FROM skiplock.lanes l WHERE l.queue = ANY (queues) ORDER BY l.queue, l.priority DESC
+$$;
