@@ -36,9 +36,11 @@ SET jit = off SET enable_seqscan = off
 AS $$
     SELECT r.ctid FROM skiplock.jobs_ready r WHERE r.id = ANY (ids) AND r.position <> r.id
     UNION ALL
-    SELECT r.ctid FROM skiplock._lanes() l
-    JOIN skiplock.jobs_ready r ON r.queue = l.queue AND r.priority = l.priority AND r.losses = 0 AND r.position = ANY (ids)
-    WHERE r.id = r.position
+    SELECT r.place FROM unnest(ids) AS u (id), skiplock._lanes() l,
+        -- With LIMIT, and one position at a time: a planner that knows nothing of the table would read whole lanes.
+        LATERAL (SELECT r.ctid AS place, r.id FROM skiplock.jobs_ready r
+                 WHERE r.queue = l.queue AND r.priority = l.priority AND r.position = u.id AND r.losses = 0 LIMIT 1) r
+    WHERE r.id = u.id
 $$;
 
 -- One job by id, in whatever state, as a row of jobs.
