@@ -346,7 +346,7 @@ class Worker:
         try:
             async with asyncio.timeout(limit):
                 await self._claimer.give_back()
-                return await self._claims.run(leave_call(self.id, self.app.schema))
+                return await self._claims.run(leave_call(self.id, self._claimer.cursor.where(), self.app.schema))
         except Exception as error:
             self._events.emit("beat_failed", error=error, retry_in=0.0)
             return 0

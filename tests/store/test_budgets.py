@@ -78,6 +78,7 @@ VERBS = [
     claim("claim 100 of 20 queues, cursor", 1_700, QUEUES, 5, LANES),
     claim("claim from 20 empty queues", 150, OTHERS, 5, finds=0),
     claim("claim from 20 empty queues, cursor", 350, OTHERS, 5, [(q + "x", p, n) for q, p, n in LANES], finds=0),
+    Verb("lanes of 21 queues", "SELECT * FROM skiplock.lanes(%s)", (EVERY,), 61, 500),
     claim("claim past the end of 60 lanes", 350, QUEUES, 5, [(q, p, 10**12) for q, p, _ in LANES], finds=0),
     settle("settle 1 completed", 20, "completed", 1),
     settle("settle 100 completed", 1_500, "completed", 100),

@@ -403,6 +403,17 @@ def test_beats_keep_how_far_the_claims_have_got_and_never_go_back(db: Verbs) -> 
     assert db.rows("SELECT * FROM skiplock.lanes(ARRAY['b'])") == [("b", 0, 30)]
 
 
+def test_lanes_that_nobody_told_of_are_found_between_those_that_are_known(db: Verbs) -> None:
+    """A worker that starts goes on in these: one that is missing is a priority that waits for lower ones."""
+    first = {p: min(db.enqueue(queue="a", priority=p) for _ in range(2)) for p in (9, 5, 3, 0, -1, -32768, 32767)}
+    db.rows(
+        "SELECT skiplock.beat(1, lane_queues => '{a,a}', lane_priorities => '{5,0}', lane_positions => '{500000,600000}')"
+    )
+    told = first | {5: 500_000, 0: 600_000}
+    wanted = [("a", priority, told[priority]) for priority in sorted(told, reverse=True)]
+    assert db.rows("SELECT * FROM skiplock.lanes(ARRAY['a', 'none'])") == wanted
+
+
 def test_beats_of_many_workers_about_the_same_lanes_never_block_each_other_for_good(db: Verbs, fresh_dsn: str) -> None:
     queues = [f"q{n}" for n in range(20)]
 

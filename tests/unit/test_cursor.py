@@ -124,3 +124,4 @@ def test_news_are_lanes_that_got_further() -> None:
     assert cursor.news() == []
     cursor.saw([("q", 0, 6), ("q", 1, 8)], 1.0)
     assert cursor.news() == [("q", 0, 6)]
+    assert sorted(cursor.where()) == [("q", 0, 6), ("q", 1, 9)], "last words say all, whatever was told before"

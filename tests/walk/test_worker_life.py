@@ -206,7 +206,8 @@ async def test_a_worker_that_starts_goes_on_where_the_last_one_stopped_and_misse
     db.rows("SELECT skiplock.pause('default')")
     later = [db.enqueue() for _ in range(20)]
     db.rows("SELECT skiplock.resume('default')")
-    async with running_worker(app):
+    # No beat of its own falls between the claims and the end: what it knows it says as it leaves.
+    async with running_worker(app, beat_every=100.0, lost_after=300.0):
         for job in [early, *later]:
             await settled(app.job(job))
     assert db.rows("SELECT priority, position FROM skiplock.lanes ORDER BY priority") == [(0, later[-1]), (3, early)]
@@ -216,3 +217,20 @@ async def test_a_worker_that_starts_goes_on_where_the_last_one_stopped_and_misse
     async with running_worker(app, beat_every=100.0, lost_after=300.0, poll_every=100.0):
         await settled(app.job(late), limit=10)
         await settled(app.job(urgent), limit=10)
+
+
+async def test_a_worker_that_starts_minds_priorities_that_nobody_has_told_of(app: Skiplock, db: Verbs) -> None:
+    order: list[int] = []
+
+    @app.task(name="t")
+    async def work(n: int) -> None:
+        order.append(n)
+
+    db.rows("DELETE FROM skiplock.lanes")
+    async with running_worker(app):
+        await settled(await work.aenqueue(0))
+    for priority in (0, 5, -5, 9):
+        await work.using(priority=priority).aenqueue(priority)
+    async with running_worker(app, queues={"default": 1}) as worker:
+        await worker.until(lambda: len(order) == 5)
+    assert order == [0, 9, 5, 0, -5]

@@ -49,6 +49,10 @@ class ClaimCursor:
         self.told.update({(queue, priority): position for queue, priority, position in found})
         return found
 
+    def where(self) -> list[tuple[str, int, int]]:
+        """All lanes, as far as they have got: last words of a worker, whose last beat may not have been heard."""
+        return [(*key, lane.position) for key, lane in self.lanes.items()]
+
     def use_full(self, now: float) -> bool:
         """Whether the next claim should search from the left end."""
         return not self.lanes or self.full.is_due(now)

@@ -34,7 +34,7 @@ SWEEP_EVERY = 10  # beats between two looks for running rows of unregistered wor
 LOOK_SHARE = 0.01  # of the time, for what a beat and a promote look for beyond need (core/share.py)
 USUAL = 0.002  # seconds: what either takes without that, until it is measured
 LATE = 5.0  # seconds: a transaction open for longer than that may commit a due job that only the next whole look finds
-_LEAVE = "SELECT skiplock.leave($1::text::bigint)"
+_LEAVE = "SELECT skiplock.leave($1::text::bigint, ($2::text)::text[], ($3::text)::smallint[], ($4::text)::bigint[])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ def _lanes(lanes: Sequence[tuple[str, int, int]]) -> tuple[str | None, ...]:
     return (text_array(queues), number_array(priorities), number_array(positions))
 
 
-def leave_call(worker: int, schema: str) -> Call[int]:
-    """Say goodbye; answers how many jobs were given back."""
-    return Call(render(_LEAVE, schema), (str(worker),), lambda rows: int(rows[0][0]))
+def leave_call(worker: int, lanes: Sequence[tuple[str, int, int]], schema: str) -> Call[int]:
+    """Say goodbye, and how far the claims got; answers how many jobs were given back."""
+    return Call(render(_LEAVE, schema), (str(worker), *_lanes(lanes)), lambda rows: int(rows[0][0]))
 
 
 @dataclass(frozen=True, slots=True)

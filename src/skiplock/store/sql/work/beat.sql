@@ -10,6 +10,22 @@ AS $$
     RETURNING id
 $$;
 
+-- How far claims have got in these lanes (NULL: nothing new).
+CREATE OR REPLACE FUNCTION skiplock._tell_lanes(queues text[], priorities smallint[], positions bigint[]) RETURNS void
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+BEGIN
+    IF $1 IS NULL THEN
+        RETURN;
+    END IF;
+    INSERT INTO skiplock.lanes AS l (queue, priority, position)
+    SELECT u.queue, u.priority, u.position FROM unnest($1, $2, $3) AS u (queue, priority, position)
+    ORDER BY u.queue, u.priority
+    ON CONFLICT (queue, priority) DO UPDATE SET position = excluded.position WHERE l.position < excluded.position;
+END $$;
+
 -- One round trip per worker and interval: I am alive; what should I know?
 --   known      false: this worker was declared lost, its leases are gone
 --   leader     it holds the upkeep duty (taken here when free)
@@ -53,12 +69,7 @@ BEGIN
     IF $6 AND EXISTS (SELECT FROM skiplock.bells b WHERE b.queue = ANY ($4) AND b.armed_at IS NULL) THEN
         PERFORM skiplock.arm($4);
     END IF;
-    IF $9 IS NOT NULL THEN
-        INSERT INTO skiplock.lanes AS l (queue, priority, position)
-        SELECT u.queue, u.priority, u.position FROM unnest($9, $10, $11) AS u (queue, priority, position)
-        ORDER BY u.queue, u.priority
-        ON CONFLICT (queue, priority) DO UPDATE SET position = excluded.position WHERE l.position < excluded.position;
-    END IF;
+    PERFORM skiplock._tell_lanes($9, $10, $11);
     waiting := '{}';
     suspects := 0;
     IF $8 THEN
@@ -75,8 +86,11 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- A worker says goodbye: what it still holds was not finished and is given back, attempts unspent.
-CREATE OR REPLACE FUNCTION skiplock.leave(worker bigint) RETURNS integer
+-- A worker says goodbye: what it still holds was not finished and is given back, attempts unspent; `lane_*`: see beat.
+CREATE OR REPLACE FUNCTION skiplock.leave(
+    worker bigint,
+    lane_queues text[] DEFAULT NULL, lane_priorities smallint[] DEFAULT NULL, lane_positions bigint[] DEFAULT NULL
+) RETURNS integer
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan
 AS $$
@@ -87,6 +101,7 @@ BEGIN
     SELECT coalesce(array_agg(r.id ORDER BY r.id), '{}'), coalesce(array_agg(r.lease ORDER BY r.id), '{}') INTO v_ids, v_leases
     FROM skiplock.jobs_running r WHERE r.worker = $1;
     PERFORM skiplock._release(v_ids, v_leases);
+    PERFORM skiplock._tell_lanes($2, $3, $4);
     DELETE FROM skiplock.workers w WHERE w.id = $1;
     UPDATE skiplock.duties d SET worker = NULL, until = NULL WHERE d.worker = $1;
     RETURN cardinality(v_ids);

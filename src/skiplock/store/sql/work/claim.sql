@@ -132,9 +132,41 @@ BEGIN
     RETURN cardinality(skiplock._release(v_ids, array_fill($2, ARRAY[cardinality(v_ids)])));
 END $$;
 
--- How far the claims of these queues had got when workers last told (see beat): where a worker that starts may go on.
+-- Where a worker that starts may go on: how far the claims of these queues had got when workers last told (see beat), and
+-- between those lanes any that nobody has told of, so that no priority waits for one below it. Known lanes are skipped,
+-- not walked: their left ends may be full of dead entries.
 CREATE OR REPLACE FUNCTION skiplock.lanes(queues text[]) RETURNS TABLE (queue text, priority smallint, "position" bigint)
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
+SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
 AS $$
-    SELECT l.queue, l.priority, l.position FROM skiplock.lanes l WHERE l.queue = ANY (queues) ORDER BY l.queue, l.priority DESC
-$$;
+#variable_conflict use_column
+DECLARE
+    v_queue text;
+    v_known record;
+    v_above integer;
+BEGIN
+    FOREACH v_queue IN ARRAY queues LOOP
+        v_above := 32768;
+        FOR v_known IN
+            SELECT l.priority::integer, l.position FROM skiplock.lanes l WHERE l.queue = v_queue
+            UNION ALL SELECT -32769, NULL
+            ORDER BY 1 DESC
+        LOOP
+            queue := v_queue;
+            LOOP
+                SELECT r.priority, r.position INTO priority, position FROM skiplock.jobs_ready r
+                WHERE r.queue = v_queue AND r.losses = 0 AND r.priority < v_above AND r.priority > v_known.priority
+                ORDER BY r.priority DESC, r.position LIMIT 1;
+                EXIT WHEN NOT FOUND;
+                RETURN NEXT;
+                v_above := priority;
+            END LOOP;
+            IF v_known.position IS NOT NULL THEN
+                priority := v_known.priority;
+                position := v_known.position;
+                RETURN NEXT;
+            END IF;
+            v_above := v_known.priority;
+        END LOOP;
+    END LOOP;
+END $$;
