@@ -15,7 +15,7 @@ from skiplock.store.call import Call
 from skiplock.store.guests import arun_on, run_on
 from tests.support.guests import ASYNC_GUESTS, SYNC_GUESTS, AsyncKind, Guest, SyncKind
 from tests.support.verbs import Verbs
-from tests.support.workers import running_worker, settled
+from tests.support.workers import RunningWorker, running_worker, settled
 
 AT_ONCE = Backoff(base=0, floor=0, jitter=False)
 WRITE = Call("INSERT INTO business (job, note) VALUES ($1::text::bigint, $2::text)", (), list)
@@ -153,6 +153,12 @@ async def test_an_error_in_it_rolls_both_back(app: Skiplock, db: Verbs, make: Ca
     assert notes(db, record.id) == ["attempt 2"]
 
 
+async def its_only_beat(running: RunningWorker, db: Verbs) -> None:
+    """The beat at the start is over: from now on it does not learn by a beat that it is thought lost."""
+    beaten = "SELECT beat_at > started_at FROM skiplock.workers WHERE id = %s"
+    await running.until(lambda: db.value(beaten, running.worker.id))
+
+
 @both
 async def test_it_cannot_commit_once_the_lease_is_lost(app: Skiplock, db: Verbs, make: Callable[..., Any]) -> None:
     raised: list[BaseException] = []
@@ -163,9 +169,8 @@ async def test_it_cannot_commit_once_the_lease_is_lost(app: Skiplock, db: Verbs,
             db.rows("SELECT skiplock.report_lost(%s, %s, 'a mistake')", running.worker.id, [ctx.id])
 
     work = await make(app, lose)
-    async with running_worker(
-        app, beat_every=100.0, lost_after=300.0
-    ) as running:  # so that it does not learn it by a beat
+    async with running_worker(app, beat_every=100.0, lost_after=300.0) as running:
+        await its_only_beat(running, db)
         job = await work.aenqueue()
         await running.until_heard("settle_refused")
         [ended] = running.heard("attempt_ended")
@@ -388,6 +393,7 @@ async def test_a_step_cannot_be_recorded_once_the_lease_is_lost(app: Skiplock, d
         await ctx.once("step", step)
 
     async with running_worker(app, beat_every=100.0, lost_after=300.0) as running:
+        await its_only_beat(running, db)
         await work.aenqueue()
         await running.until_heard("settle_refused")
         [ended] = running.heard("attempt_ended")
