@@ -334,9 +334,7 @@ class Worker:
             self._vigil.tick()
             self._release(self._lines.take_stalled())
             before, looked = looked, time.monotonic()
-            stood_still = (
-                looked - before > 2 * STALLED_AFTER
-            )  # then the heart may have too, and shall have its turn first
+            stood_still = looked - before > 2 * STALLED_AFTER  # so may the heart have: it shall have its turn first
             if not stood_still and self._silence() > self.settings.lost_after:
                 self._on_lost()
 

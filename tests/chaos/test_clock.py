@@ -2,9 +2,10 @@
 
 Kinds: skew and steps of a host's clock, for delayed jobs, retries, timeouts, heartbeats, rescue. The worker is a real process
 under libfaketime, which lies to it about the calendar and leaves the monotonic clock alone, as an administrator's `date -s` does.
+It also stops a process with threads now and then for half a second. (When an interruption then meets an answer of the database in
+the same turn of the event loop, `asyncio.wait_for` of Python 3.11 loses it, so the handler that is interrupted waits for neither.)
 
-To see them fail: let `register` or `beat` (sql/work/beat.sql) store a time that the worker sends, compute the time of a retry
-in Python (`time.time()` in work/settle.py), or use it for the pauses of work/beat.py instead of `time.monotonic()`.
+To see it fail: use `time.time()` for `time.monotonic()` in work/beat.py (the clock that steps).
 """
 
 from __future__ import annotations

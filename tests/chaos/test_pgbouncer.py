@@ -119,7 +119,7 @@ def test_a_killed_worker_is_noticed(pooler: PgBouncer, tmp_path: Path) -> None:
 def test_clients_share_prepared_statements_without_harm(pooler: PgBouncer, fresh_dsn: str) -> None:
     """Two texts, one of them common to both clients, over three server connections.
 
-    To see it fail: take 42P05 out of `_THERE`, or 26000 out of `_NOT_HERE` (store/exchange.py).
+    What is prepared under a name is always the same text (tests/store/test_exchange.py).
     """
     clients = [Exchange(connect(pooler.dsn)) for _ in range(3)]
     for n in range(10 * PREPARE_AT):
@@ -131,7 +131,10 @@ def test_clients_share_prepared_statements_without_harm(pooler: PgBouncer, fresh
 
 
 def test_prepared_statements_that_vanish(fresh_dsn: str) -> None:
-    """A pooler that resets its connections after each transaction, and somebody's DEALLOCATE ALL."""
+    """A pooler that resets its connections after each transaction, and somebody's DEALLOCATE ALL.
+
+    To see it fail: take 26000 out of `_NOT_HERE` (store/exchange.py).
+    """
     with pgbouncer(fresh_dsn, server_reset_query_always=1, default_pool_size=1) as pooler:
         client = Exchange(connect(pooler.dsn))
         for n in range(5 * PREPARE_AT):

@@ -179,7 +179,7 @@ async def test_an_ear_that_hears_nothing_says_so_and_costs_nothing(
 
     To see it fail: let `_readable` (work/listen.py) pass over what `hear` answers.
     """
-    monkeypatch.setattr("skiplock.work.listen.PROVED_WITHIN", 0.5)
+    monkeypatch.setattr("skiplock.work.listen.PROVED_WITHIN", 1.5)
     monkeypatch.setattr(Heard, "_notify", lambda self, call: None)
     told: list[dict[str, object]] = []
     app.on("listen_failed", lambda event: told.append(event.fields))
