@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from rich.console import Console
-from rich.highlighter import JSONHighlighter
+from rich.json import JSON
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -22,7 +21,6 @@ from skiplock.cli.look import (
     fields_grid,
     first_line,
     plain,
-    plain_json,
     span,
     state,
     table,
@@ -171,9 +169,7 @@ def _section(to: Console, title: str | Text, body: Text) -> None:
 
 
 def _pretty(value: Any) -> Text:
-    text = Text(plain_json(json.dumps(value, indent=2, ensure_ascii=False, default=str)), no_wrap=True)
-    JSONHighlighter().highlight(text)
-    return text
+    return JSON.from_data(value, ensure_ascii=False, default=str).text
 
 
 def complain(text: str) -> None:

@@ -1,13 +1,11 @@
 -- A worker process says hello; returns its id. `lost_after` in seconds: without a beat for that long it counts as lost.
--- The id ends in four random digits: an asynchronous failover may set the sequence back and undo a registration, and of two
--- processes under one id each would give back the jobs of the other, again and again.
 CREATE OR REPLACE FUNCTION skiplock.register(
     name text, host text, pid integer, queues json, version text, lost_after float8
 ) RETURNS bigint
 LANGUAGE sql
 AS $$
     INSERT INTO skiplock.workers (id, name, host, pid, queues, version, started_at, beat_at, lost_after)
-    SELECT nextval('skiplock.worker_numbers') * 10000 + floor(random() * 10000)::bigint, name, host, pid, queues, version, t, t, make_interval(secs => lost_after)
+    SELECT nextval('skiplock.worker_numbers'), name, host, pid, queues, version, t, t, make_interval(secs => lost_after)
     FROM skiplock.now() AS t
     RETURNING id
 $$;
@@ -40,13 +38,11 @@ END $$;
 -- safety poll is made (a busy worker claims anyway). `sweep`: also look for running rows of workers that are not registered.
 -- `look`: find out about due_in, waiting and suspects (else NULL, {} and 0). Both walk over dead rows while someone's old
 -- snapshot pins them, so the caller bounds how often (core/share.py). `lane_*`: how far this worker's claims have got.
--- `watched`: for how many seconds this worker's beats have come without a gap (see rescue).
 CREATE OR REPLACE FUNCTION skiplock.beat(
     worker bigint, running integer DEFAULT 0, state text DEFAULT 'running', queues text[] DEFAULT '{}',
     duty_for float8 DEFAULT 9, asleep boolean DEFAULT true, sweep boolean DEFAULT true,
     look boolean DEFAULT true,
-    lane_queues text[] DEFAULT NULL, lane_priorities smallint[] DEFAULT NULL, lane_positions bigint[] DEFAULT NULL,
-    watched float8 DEFAULT NULL
+    lane_queues text[] DEFAULT NULL, lane_priorities smallint[] DEFAULT NULL, lane_positions bigint[] DEFAULT NULL
 ) RETURNS TABLE (
     known boolean, leader boolean, due_in float8, waiting text[], suspects integer, cancelled bigint[], rescued json
 )
@@ -68,7 +64,7 @@ BEGIN
         leader := FOUND;
     END IF;
     IF leader THEN
-        SELECT json_agg(r) INTO rescued FROM skiplock.rescue($7, $12) r;
+        SELECT json_agg(r) INTO rescued FROM skiplock.rescue($7) r;
     END IF;
     IF $6 AND EXISTS (SELECT FROM skiplock.bells b WHERE b.queue = ANY ($4) AND b.armed_at IS NULL) THEN
         PERFORM skiplock.arm($4);
@@ -90,8 +86,7 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- A worker says goodbye: what it still holds was not finished and is given back, attempts unspent; `lane_*`: see beat. Rows are
--- locked in the order in which a beat locks them (worker, duty, jobs, lanes), for its last one may still be under way.
+-- A worker says goodbye: what it still holds was not finished and is given back, attempts unspent; `lane_*`: see beat.
 CREATE OR REPLACE FUNCTION skiplock.leave(
     worker bigint,
     lane_queues text[] DEFAULT NULL, lane_priorities smallint[] DEFAULT NULL, lane_positions bigint[] DEFAULT NULL
@@ -103,11 +98,11 @@ DECLARE
     v_ids bigint[];
     v_leases bigint[];
 BEGIN
-    DELETE FROM skiplock.workers w WHERE w.id = $1;
-    UPDATE skiplock.duties d SET worker = NULL, until = NULL WHERE d.worker = $1;
     SELECT coalesce(array_agg(r.id ORDER BY r.id), '{}'), coalesce(array_agg(r.lease ORDER BY r.id), '{}') INTO v_ids, v_leases
     FROM skiplock.jobs_running r WHERE r.worker = $1;
     PERFORM skiplock._release(v_ids, v_leases);
     PERFORM skiplock._tell_lanes($2, $3, $4);
+    DELETE FROM skiplock.workers w WHERE w.id = $1;
+    UPDATE skiplock.duties d SET worker = NULL, until = NULL WHERE d.worker = $1;
     RETURN cardinality(v_ids);
 END $$;
