@@ -86,7 +86,8 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- A worker says goodbye: what it still holds was not finished and is given back, attempts unspent; `lane_*`: see beat.
+-- A worker says goodbye: what it still holds was not finished and is given back, attempts unspent; `lane_*`: see beat. Rows are
+-- locked in the order in which a beat locks them (worker, duty, jobs, lanes), for its last one may still be under way.
 CREATE OR REPLACE FUNCTION skiplock.leave(
     worker bigint,
     lane_queues text[] DEFAULT NULL, lane_priorities smallint[] DEFAULT NULL, lane_positions bigint[] DEFAULT NULL
@@ -98,11 +99,11 @@ DECLARE
     v_ids bigint[];
     v_leases bigint[];
 BEGIN
+    DELETE FROM skiplock.workers w WHERE w.id = $1;
+    UPDATE skiplock.duties d SET worker = NULL, until = NULL WHERE d.worker = $1;
     SELECT coalesce(array_agg(r.id ORDER BY r.id), '{}'), coalesce(array_agg(r.lease ORDER BY r.id), '{}') INTO v_ids, v_leases
     FROM skiplock.jobs_running r WHERE r.worker = $1;
     PERFORM skiplock._release(v_ids, v_leases);
     PERFORM skiplock._tell_lanes($2, $3, $4);
-    DELETE FROM skiplock.workers w WHERE w.id = $1;
-    UPDATE skiplock.duties d SET worker = NULL, until = NULL WHERE d.worker = $1;
     RETURN cardinality(v_ids);
 END $$;

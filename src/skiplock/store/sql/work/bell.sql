@@ -18,10 +18,13 @@ BEGIN
 END $$;
 
 -- Disarm them: this worker is busy and asks often enough. A bell armed within the last second is someone else's who is
--- just going to sleep, and stays.
+-- just going to sleep, and stays. Locked in the order of names, as `arm` does.
 CREATE OR REPLACE FUNCTION skiplock.disarm(queues text[]) RETURNS void
 LANGUAGE sql
 AS $$
     UPDATE skiplock.bells b SET armed_at = NULL
-    WHERE b.queue = ANY (queues) AND b.queue <> '' AND b.armed_at < skiplock.now() - interval '1 s'
+    WHERE b.queue = ANY (ARRAY(
+        SELECT x.queue FROM skiplock.bells x
+        WHERE x.queue = ANY (queues) AND x.queue <> '' AND x.armed_at < skiplock.now() - interval '1 s'
+        ORDER BY x.queue FOR UPDATE))
 $$;
