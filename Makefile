@@ -36,15 +36,17 @@ FIND_PYTHON = \
 		exit 1; \
 	fi
 
-.PHONY: help demo test check bench bench-peers lock clean
+.PHONY: help demo test check soak bench bench-peers lock release-compat clean
 
 help:
 	@echo 'make demo   [ARGS=...]                 try skiplock: starts its own PostgreSQL, needs nothing but Python'
 	@echo 'make test   [PG=folder] [J=2] [T=...]  check, then all tests; PG: a folder of PostgreSQL server binaries'
 	@echo 'make check                             style, types, import rules'
+	@echo 'make soak   [ARGS=...]                 an hour of load with a fault every few seconds; ARGS=--help'
 	@echo 'make bench  [W="W3 W6"] [ARGS=...]      measure; see bench/README.md'
 	@echo 'make bench-peers  [W=...] [P="NAMES"]   the same beside other systems, which it installs into .venv-peers'
 	@echo 'make lock                              renew $(LOCK)'
+	@echo 'make release-compat                    keep this version for the compatibility tests of later ones'
 	@echo 'make clean                             remove what these made'
 	@echo 'All take PYTHON=/path/to/python3 (3.11 or newer).'
 
@@ -59,6 +61,9 @@ check: .venv/dev.done
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+soak: .venv/dev.done
+	$(BIN)/python -m tests.soak $(ARGS)
 
 bench: .venv/dev.done
 	$(BIN)/python -m bench $(W) $(ARGS)
@@ -92,6 +97,9 @@ lock:
 	@grep -E '^[A-Za-z0-9._-]+==[^ ]+$$' .venv-lock/frozen > $(LOCK)
 	@rm -rf .venv-lock
 	@echo "$(LOCK): $$(wc -l < $(LOCK)) packages"
+
+release-compat: .venv/dev.done
+	$(BIN)/python -m tests.compat.release
 
 clean:
 	rm -rf .venv .venv-lock .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist build

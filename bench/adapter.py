@@ -11,7 +11,7 @@ from bench.system import System
 from skiplock import Skiplock
 from skiplock.core.job import NewJob
 from skiplock.core.settings import WorkerSettings
-from skiplock.fleet import run_worker
+from skiplock.process import run_worker
 from skiplock.store.migrate import migrate
 from skiplock.task import Task
 

@@ -93,7 +93,7 @@ async def _attempts(prepared: Prepared, jobs: list[Job], startmap: StartMap | No
         return await _best_async(once)
     finally:
         if startmap is not None:
-            startmap.close(remove=True)
+            startmap.close()
 
 
 async def _bare() -> float:

@@ -12,11 +12,13 @@ from skiplock.core.annotations import signature_of
 from skiplock.core.codec import ArgsCodec, check_name
 from skiplock.core.errors import OptionError, TaskDefinitionError, UnknownTaskError
 from skiplock.core.events import Events, Subscriber
+from skiplock.core.inspect_value import shown
 from skiplock.core.job import JobRecord, NewJob
 from skiplock.core.outcome import Duration
 from skiplock.core.retry import DEFAULT_BACKOFF, Backoff, RetryMap, RetryRule
-from skiplock.core.settings import Settings, resolve_dsn
-from skiplock.core.task import EVENT_LOOP, THREAD, TaskSpec
+from skiplock.core.settings import Settings, resolve_dsn, resolve_listen_dsn
+from skiplock.core.size import Size, size_as_text, size_in_bytes
+from skiplock.core.task import EVENT_LOOP, PROCESS, THREAD, TaskSpec
 from skiplock.desk.find import get_call
 from skiplock.handle import JobHandle
 from skiplock.produce.enqueue import enqueue_call
@@ -24,13 +26,15 @@ from skiplock.store.call import Call
 from skiplock.store.schema import check_schema
 from skiplock.sync import SyncFace
 from skiplock.task import Task, check_max_attempts, check_priority, check_tags, check_timeout
-from skiplock.work.context import JobContext
+from skiplock.work.context import JobContext, Reach
 from skiplock.work.resources import resources_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+ENQUEUE_CHUNK_SIZE = 8_000_000  # characters of arguments: a statement is copied a few times here and in the server
 ENQUEUE_CHUNK = 5000  # jobs in one statement of enqueue_many without a connection; larger ones gain nothing
+LEAST_MEMORY = 64 * 1024**2
 HOOKS = ("attempt_started", "attempt_ended", "attempt_failed", "job_dead")
 
 
@@ -57,10 +61,11 @@ class Skiplock:
         max_args_bytes: int = 1_048_576,
         max_result_bytes: int = 1_048_576,
         pool_size: int = 10,
+        listen_dsn: str | None = None,
         middleware: Sequence[Callable[..., Any]] = (),
     ) -> None:
         name = check_schema(schema or os.environ.get("SKIPLOCK_SCHEMA") or "skiplock")
-        self.settings = Settings(dsn, name, max_args_bytes, max_result_bytes, pool_size)
+        self.settings = Settings(dsn, name, max_args_bytes, max_result_bytes, pool_size, listen_dsn)
         self.events = Events()
         self.middleware = tuple(middleware)
         self.tasks: dict[str, Task[..., Any]] = {}
@@ -84,6 +89,7 @@ class Skiplock:
         backoff: Backoff | None = DEFAULT_BACKOFF,
         retry_on: Mapping[type[BaseException], Backoff | None] | None = None,
         executor: str | None = None,
+        memory: Size | None = None,
         middleware: Sequence[Callable[..., Any]] = (),
         hooks: Mapping[str, Callable[..., Any]] | None = None,
         tags: Sequence[str] = (),
@@ -91,10 +97,11 @@ class Skiplock:
     def task(self, *function: Any, **settings: Any) -> Any:
         """Register a function as a task: ``@app.task`` or ``@app.task(queue="mail", timeout=30)``.
 
-        An `async def` runs on the worker's event loop, a `def` in a thread. `name` defaults to `module.function`;
-        give one if the module may be imported by different paths. `backoff=None`: never retried. `retry_on` overrides
-        it by exception class, nearest class first. `hooks`: functions by moment (attempt_started, attempt_ended,
-        job_dead). Raises TaskDefinitionError or OptionError.
+        An `async def` runs on the worker's event loop, a `def` in a thread; executor="process" runs either in a child
+        process of the worker, which is killed at the timeout, with at most `memory` (bytes, or "512MiB") if given.
+        `name` defaults to `module.function`; give one if the module may be imported by different paths. `backoff=None`:
+        never retried. `retry_on` overrides it by exception class, nearest class first. `hooks`: functions by moment
+        (attempt_started, attempt_ended, job_dead). Raises TaskDefinitionError or OptionError.
         """
         if not function:
             return lambda f: self._register(f, **settings)
@@ -112,6 +119,7 @@ class Skiplock:
         backoff: RetryRule = DEFAULT_BACKOFF,
         retry_on: RetryMap | None = None,
         executor: str | None = None,
+        memory: Size | None = None,
         middleware: Sequence[Callable[..., Any]] = (),
         hooks: Mapping[str, Callable[..., Any]] | None = None,
         tags: Sequence[str] = (),
@@ -135,6 +143,7 @@ class Skiplock:
             priority=check_priority(priority),
             max_attempts=check_max_attempts(max_attempts),
             timeout=None if timeout is None else check_timeout(timeout),
+            memory=None if memory is None else _check_memory(memory, executor, name),
             backoff=backoff,
             retry_on=dict(retry_on) if retry_on else None,
             wants_context=wants_context,
@@ -165,13 +174,18 @@ class Skiplock:
             known = ", ".join(sorted(self.tasks)) or "none"
             raise UnknownTaskError(f"task {name!r} is not registered; known: {known}") from None
 
+    def reach(self) -> Reach:
+        """How handlers get at the database. For workers and their child processes."""
+        sync, async_ = self.faces
+        return Reach(self.schema, self.settings.max_result_bytes, lambda: sync.database, lambda: async_.database)
+
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def enqueue_many(self, jobs: Iterable[NewJob], *, connection: object = None) -> list[JobHandle]:
         """Store jobs made with `task.job(…)`; handles in the same order.
 
-        With `connection`: in its transaction. Without: chunks of 5,000, each all or nothing, so that a huge list does
-        not become one huge transaction; give a connection if all must be one.
+        With `connection`: in its transaction. Without: chunks of 5,000 (or 8 MB), each all or nothing, so that a
+        huge list does not become one huge transaction; give a connection if all must be one.
         """
         ids: list[int] = []
         for chunk in _chunks(jobs):
@@ -211,6 +225,11 @@ class Skiplock:
     def dsn(self) -> str:
         """The DSN in force. Raises ConfigurationError if there is none."""
         return resolve_dsn(self.settings.dsn)
+
+    @property
+    def listen_dsn(self) -> str:
+        """Where a worker of this app listens for notifications. Raises ConfigurationError as `dsn` does."""
+        return resolve_listen_dsn(self.settings.listen_dsn, self.dsn)
 
     def run(self, call: Call[T]) -> T:
         """Run any call of the rooms in a transaction of its own, sync."""
@@ -262,13 +281,15 @@ class Skiplock:
 
 def _chunks(jobs: Iterable[NewJob]) -> Iterable[list[NewJob]]:
     chunk: list[NewJob] = []
+    size = 0
     for nth, job in enumerate(jobs, 1):
         if not isinstance(job, NewJob):
-            raise OptionError(f"enqueue_many: item {nth} is {job!r}; make jobs with task.job(…)")
+            raise OptionError(f"enqueue_many: item {nth} is {shown(job)}; make jobs with task.job(…)")
         chunk.append(job)
-        if len(chunk) == ENQUEUE_CHUNK:
+        size += len(job.args)
+        if len(chunk) == ENQUEUE_CHUNK or size >= ENQUEUE_CHUNK_SIZE:
             yield chunk
-            chunk = []
+            chunk, size = [], 0
     if chunk:
         yield chunk
 
@@ -299,9 +320,33 @@ def _executor(function: Callable[..., Any], executor: str | None, name: str) -> 
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise TaskDefinitionError(f"task {name!r} is a generator function; use a plain `def` or `async def`")
     found = executor or (EVENT_LOOP if is_async else THREAD)
-    if found not in (EVENT_LOOP, THREAD) or (found == EVENT_LOOP) != is_async:
+    if found == PROCESS:
+        _check_importable(function, name)
+    elif found not in (EVENT_LOOP, THREAD) or (found == EVENT_LOOP) != is_async:
         raise TaskDefinitionError(
-            f'task {name!r}: executor={executor!r} does not fit; "{EVENT_LOOP}" is for `async def`, "{THREAD}" for `def`'
+            f'task {name!r}: executor={executor!r} does not fit; "{EVENT_LOOP}" is for `async def`, "{THREAD}" for '
+            f'`def`, "{PROCESS}" for both'
+        )
+    return found
+
+
+def _check_importable(function: Callable[..., Any], name: str) -> None:
+    """A child process imports modules and finds there what they declare: nothing else can be run in one."""
+    qualname = getattr(function, "__qualname__", "")
+    if not (getattr(function, "__module__", None) and qualname) or "<" in qualname:
+        raise TaskDefinitionError(
+            f'task {name!r}: executor="process" needs a function that a child process finds by importing its module; '
+            f"{qualname or repr(function)} is not one. Define it with `def` at the top level of a module"
+        )
+
+
+def _check_memory(memory: Size, executor: str | None, name: str) -> int:
+    if executor != PROCESS:
+        raise TaskDefinitionError(f'task {name!r}: memory={memory!r} needs executor="process": only a child has a cap')
+    found = size_in_bytes(memory, f"task {name!r}: memory")
+    if found < LEAST_MEMORY:
+        raise OptionError(
+            f"task {name!r}: memory={memory!r}: Python and skiplock alone take {size_as_text(LEAST_MEMORY)}"
         )
     return found
 

@@ -1,266 +1,249 @@
-"""Processes: one worker with its signals, and the supervisor of several.
+"""The supervisor: keeps so many worker processes running, whatever happens to them.
 
-The supervisor does not touch the database while all is well. When a child dies it knows at once, reads in the shared map
-which jobs had started, and gives everything back there and then; without it the others notice by the missing heartbeat.
+It leaves the database alone while all is well. When a child dies it knows at once, reads in the shared map which jobs had
+started, and has everything given back there and then; without it the others notice by the missing heartbeat. A child that
+is worn out gets a successor first, and then ends at leisure. For one that is silent but alive it vouches (vouching.py).
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
 import select
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from skiplock.app import Skiplock
 from skiplock.core.events import Events
+from skiplock.core.exits import how_it_ended
 from skiplock.core.settings import WorkerSettings
-from skiplock.store.pool import connect, run_call
-from skiplock.upkeep.rescue import report_lost_call
-from skiplock.work.startmap import StartMap
-from skiplock.worker import Worker
+from skiplock.member import Member
+from skiplock.messenger import Lost, Messenger
+from skiplock.process import DRAINED, RECYCLED, refuse_too_little_memory
+from skiplock.signals import Told, stop_signals
+from skiplock.vouching import Vouching
 
-DEBOUNCE = 1.0  # seconds: process managers send one signal to a process and its group, terminals to both
 KILL_AFTER = 10.0  # seconds beyond the grace period after which a child that does not end is killed
 HEALTHY_AFTER = 10.0  # seconds of life after which a child's next crash counts as its first
 LONGEST_PAUSE = 30.0  # seconds between restarts of a child that keeps crashing
-REPORT_EVERY = 0.5  # seconds between tries to report a dead child while the database is away
+TOLD_PAUSE = 1.0  # seconds before a child that someone else told to stop is replaced: we may be told next
+TURN = 60.0  # seconds that a child which is on its way out may keep the next one from following
+LOOK_EVERY = 1.0  # seconds between two looks at the children, at most
+FAREWELL = 3.0  # seconds for the last reports once all children are gone
 HOPELESS = (2, 3, 5)  # exit codes that a restart cannot cure: usage, configuration, schema
 
 
-def run_worker(
-    app: Skiplock, settings: WorkerSettings, *, startmap_path: Path | None = None, parent_pipe: int | None = None
-) -> int:
-    """Run one worker in this process until SIGTERM or SIGINT; returns the exit code.
-
-    0: it finished gracefully (or drained). 128 + signal: it was told twice and left at once. The caller should end with
-    `os._exit`, because a handler's thread that never ends would keep the interpreter alive.
-    """
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_run(app, settings, startmap_path, parent_pipe))
-
-
-async def _run(app: Skiplock, settings: WorkerSettings, startmap_path: Path | None, parent_pipe: int | None) -> int:
-    loop = asyncio.get_running_loop()
-    startmap = StartMap(startmap_path) if startmap_path else None
-    worker = Worker(app, settings, startmap=startmap)
-    told = _Told()
-
-    def on_signal(number: int) -> None:
-        level = told.again(number)
-        if level >= 3:
-            os._exit(128 + number)
-        if level:
-            worker.stop(signal.Signals(number).name)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
-    if parent_pipe is not None:
-        loop.add_reader(parent_pipe, _orphaned, loop, parent_pipe, worker)
-    await worker.run()
-    if startmap is not None:
-        startmap.close(remove=False)
-    return 128 + told.number if told.level > 1 else 0
-
-
-def _orphaned(loop: asyncio.AbstractEventLoop, pipe: int, worker: Worker) -> None:
-    # Nothing is ever written to the pipe: readable means that the supervisor is gone.
-    loop.remove_reader(pipe)
-    worker.stop("supervisor gone")
-
-
 @dataclass(slots=True)
-class _Told:
-    """How often we were told to stop; the same order delivered twice within DEBOUNCE counts once."""
+class Place:
+    """One place in the fleet: who fills it, who will, who is on the way out, and when the next process is due."""
 
-    level: int = 0
-    number: int = 0
-    at: float = 0.0
-
-    def again(self, number: int) -> int:
-        """The new level, or 0 if this is only an echo."""
-        now = time.monotonic()
-        if self.level and now - self.at < DEBOUNCE:
-            return 0
-        self.level, self.number, self.at = self.level + 1, number, now
-        return self.level
-
-
-def _loop_factory() -> Any:
-    """uvloop's if it is installed (extra `fast`)."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
-
-
-# -- the supervisor ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Child:
-    """One place in the fleet: the process that fills it now, or when the next one is due."""
-
-    startmap: StartMap
-    process: subprocess.Popen[bytes] | None = None
-    pipe: int = -1
-    born: float = 0.0
+    child: Member | None = None
+    successor: Member | None = None
+    retiring: Member | None = None
+    start_at: float | None = 0.0
     crashes: int = 0
-    restart_at: float | None = 0.0
-    code: int | None = None
 
+    def living(self) -> list[Member]:
+        """All of its processes."""
+        return [child for child in (self.child, self.successor, self.retiring) if child is not None]
 
-@dataclass(slots=True)
-class _Report:
-    """A dead child the database has not heard of yet."""
+    def is_taking_turn(self, now: float) -> bool:
+        """Whether others that are worn out should wait."""
+        waits = self.child is not None and self.start_at is not None
+        leaves = self.retiring is not None and now - (self.retiring.retired_at or now) < TURN
+        return waits or self.successor is not None or leaves
 
-    worker: int
-    started: list[int]
-    reason: str
-    pid: int
-    next_try: float = 0.0
-    give_up: float = field(default_factory=lambda: time.monotonic() + 60.0)
+    def remove(self, gone: Member) -> None:
+        """It has ended. A successor steps in at once."""
+        if gone is self.retiring:
+            self.retiring = None
+        elif gone is self.successor:
+            self.successor = None
+        else:
+            self.child, self.successor = self.successor, None
 
 
 class Supervisor:
     """Keeps `processes` children running. See `supervise`."""
 
     def __init__(
-        self, command: Sequence[str], *, processes: int, dsn: str, schema: str, grace: float, events: Events
+        self, command: Sequence[str], settings: WorkerSettings, *, processes: int, dsn: str, schema: str, events: Events
     ) -> None:
-        self._command, self._dsn, self._schema, self._grace, self._events = list(command), dsn, schema, grace, events
-        self._children = [_Child(StartMap.create()) for _ in range(processes)]
-        self._reports: list[_Report] = []
-        self._told = _Told()
+        self._command, self._settings, self._events = list(command), settings, events
+        self._places = [Place() for _ in range(processes)]
+        self._messenger = Messenger(dsn, schema, events, self._wake)
+        self._vouching = Vouching(self._messenger, events, settings)
+        self._told = Told()
         self._kill_at: float | None = None
+        self._give_up_at: float | None = None
         self._exit: int | None = None  # the code to end with, once someone decided to stop
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
 
     def run(self) -> int:
         """Until told to stop, drained, or a child fails in a way that no restart cures."""
-        reader, writer = socket.socketpair()
-        reader.setblocking(False)
-        writer.setblocking(False)
-        old = {n: signal.signal(n, lambda *_: None) for n in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)}
-        old_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        heeded = stop_signals()
+        for heard in (signal.SIGCHLD, *heeded):
+            signal.signal(heard, lambda *_: None)  # for good: an echo on our way out must not change the exit code
+        old_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         try:
             while not self._over():
                 self._start_due()
-                select.select([reader], [], [], self._pause())
-                for number in _read_all(reader):
-                    if number in (signal.SIGTERM, signal.SIGINT):
+                select.select([self._reader], [], [], self._pause())
+                for number in _read_all(self._reader):
+                    if number in heeded:
                         self._on_signal(number)
                 self._reap()
-                self._report_due()
+                self._look()
                 self._kill_due()
         finally:
             signal.set_wakeup_fd(old_fd)
-            for number, handler in old.items():
-                signal.signal(number, handler)
             self._clean_up()
-            reader.close()
-            writer.close()
         return self._exit or 0
 
+    def _wake(self) -> None:
+        try:
+            self._writer.send(b"\0")
+        except OSError:
+            return  # full, so it wakes anyway; or closed, and nobody sleeps there any more
+
+    def _children(self) -> Iterator[Member]:
+        for place in self._places:
+            yield from place.living()
+
     def _over(self) -> bool:
-        alive = any(c.process is not None for c in self._children)
-        due = self._exit is None and any(c.restart_at is not None for c in self._children)
-        return not alive and not due and not self._reports
+        now = time.monotonic()
+        due = self._exit is None and any(place.start_at is not None for place in self._places)
+        if due or any(True for _ in self._children()):
+            return False
+        if self._give_up_at is None and self._exit is not None:
+            self._give_up_at = now + FAREWELL
+        return not self._messenger.pending or (self._give_up_at is not None and now >= self._give_up_at)
 
     def _pause(self) -> float:
         now = time.monotonic()
-        moments = [c.restart_at for c in self._children if c.restart_at is not None and self._exit is None]
-        moments += [r.next_try for r in self._reports]
-        if self._kill_at is not None:
-            moments.append(self._kill_at)
-        return max(0.0, min([60.0, *(m - now for m in moments)]))
+        moments = [p.start_at for p in self._places if p.start_at is not None and self._exit is None]
+        moments += [m for m in (self._kill_at, self._give_up_at) if m is not None]
+        moments += [child.kill_at for child in self._children()]
+        look = min(LOOK_EVERY, self._settings.lost_after / 6)
+        return max(0.0, min([look, *(m - now for m in moments)]))
+
+    # -- starting ------------------------------------------------------------------------------------------------------
 
     def _start_due(self) -> None:
         now = time.monotonic()
-        for child in self._children:
-            if self._exit is None and child.restart_at is not None and now >= child.restart_at:
-                self._start(child)
+        for place in self._places:
+            if self._exit is None and place.start_at is not None and now >= place.start_at:
+                self._start(place)
 
-    def _start(self, child: _Child) -> None:
-        child.startmap.clear()
-        reading, child.pipe = os.pipe()
+    def _start(self, place: Place) -> None:
+        place.start_at = None
         try:
-            # A process group of its own: Ctrl-C in a terminal reaches the supervisor alone, which then tells the children.
-            child.process = subprocess.Popen(
-                [*self._command, "--child", "--startmap", str(child.startmap.path), "--parent-pipe", str(reading)],
-                pass_fds=[reading],
-                process_group=0,
-                stdin=subprocess.DEVNULL,
-            )
-        finally:
-            os.close(reading)
-        name = "child_restarted" if child.crashes else "child_started"
-        child.born, child.restart_at = time.monotonic(), None
-        self._events.emit(name, pid=child.process.pid)
+            child = Member(self._command)
+        except OSError as error:  # too many processes or files: that passes, and the others work on
+            self._crashed(place, 0.0, pid=None, code=None, reason=f"a worker process could not be started: {error}")
+            return
+        if place.child is None:
+            place.child = child
+            self._events.emit("child_restarted" if place.crashes else "child_started", pid=child.pid)
+        else:
+            place.successor = child
+            self._events.emit("child_started", pid=child.pid, instead_of=place.child.pid)
+
+    # -- what becomes of them ------------------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        for child in self._children:
-            process = child.process
-            if process is None or process.poll() is None:
-                continue
-            child.process, child.code = None, process.returncode
-            os.close(child.pipe)
-            if process.returncode == 0:
-                if self._exit is None and all(c.process is None and c.restart_at is None for c in self._children):
-                    self._exit = 0
-                continue
-            self._died(child, process)
+        for place in self._places:
+            for child in place.living():
+                if child.code is not None:
+                    self._ended(place, child, child.code)
+                    child.close()
 
-    def _died(self, child: _Child, process: subprocess.Popen[bytes]) -> None:
-        code, worker, now = process.returncode, child.startmap.worker, time.monotonic()
-        reason = f"worker process {process.pid} {_how(code)}"
-        stopping = self._exit is not None
+    def _ended(self, place: Place, child: Member, code: int) -> None:
+        was_retiring = child is place.retiring
+        place.remove(child)
+        if self._exit is not None:
+            self._ended_as_told(child, code)
+        elif not child.has_left or code not in (0, DRAINED, RECYCLED):
+            self._died(place, child, code, was_retiring=was_retiring)
+        elif code == RECYCLED:
+            self._events.emit("child_recycled", pid=child.pid)
+        elif code == 0 and not was_retiring:
+            reason = f"worker process {child.pid} was told to stop by someone else"
+            self._refill(place, TOLD_PAUSE, pid=child.pid, code=0, reason=reason)
+
+    def _ended_as_told(self, child: Member, code: int) -> None:
+        worker = child.startmap.worker
+        if code == -signal.SIGTERM and not worker:
+            return  # it was still starting and had not yet learned to stop gracefully; it held nothing
         if worker:
             # Killed because it would not stop in time: that interruption is ours, so no attempt is spent.
-            started = [] if stopping else child.startmap.started()
-            self._reports.append(_Report(worker, started, reason, process.pid))
-        if stopping:
-            if code == -signal.SIGTERM and not worker:
-                return  # it was still starting and had not yet learned to stop gracefully; it held nothing
+            self._report(child, [], _reason(child, code))
+        if child.killed_because or code < 0:
+            self._tell_death(child, code)
+        if code == 128 + signal.SIGTERM and self._told.level > 1:
+            code = 128 + self._told.number  # we told it by SIGTERM what we were told by another
+        if code not in (0, DRAINED, RECYCLED):
             self._exit = max(self._exit or 0, code if code > 0 else 128 - code)
-            return
-        if code in HOPELESS and now - child.born < HEALTHY_AFTER:
-            self._events.emit("child_died", pid=process.pid, code=code, reason=reason, restart_in=None)
+
+    def _died(self, place: Place, child: Member, code: int, *, was_retiring: bool) -> None:
+        lived, registered = time.monotonic() - child.born, child.startmap.worker != 0
+        if registered:
+            self._report(child, child.startmap.started(), _reason(child, code))
+        if was_retiring:
+            self._tell_death(child, code)
+        elif code in HOPELESS and not registered and lived < HEALTHY_AFTER and place.child is None:
+            self._tell_death(child, code)
             self._stop(code)
-            return
-        child.crashes = 1 if now - child.born > HEALTHY_AFTER else child.crashes + 1
-        wait = min(LONGEST_PAUSE, 0.1 * 2 ** min(child.crashes - 1, 20))
-        child.restart_at = now + wait
-        self._events.emit("child_died", pid=process.pid, code=code, reason=reason, restart_in=wait)
+        else:
+            stacks = child.startmap.stacks() or None
+            self._crashed(place, lived, pid=child.pid, code=code, reason=_reason(child, code), stack=stacks)
 
-    def _report_due(self) -> None:
+    def _crashed(self, place: Place, lived: float, **told: object) -> None:
+        if lived > HEALTHY_AFTER:
+            place.crashes = 0
+        self._refill(place, min(LONGEST_PAUSE, 0.1 * 2 ** min(place.crashes, 20)), **told)
+
+    def _refill(self, place: Place, wait: float, **told: object) -> None:
+        place.crashes += 1
+        wanted = place.child is None or (place.child.startmap.wishes_to_leave and place.successor is None)
+        if wanted:
+            place.start_at = time.monotonic() + wait
+        self._events.emit("child_died", **told, restart_in=wait if wanted else None)
+
+    def _tell_death(self, child: Member, code: int) -> None:
+        stacks = child.startmap.stacks() or None
+        fields = {"pid": child.pid, "code": code, "reason": _reason(child, code), "restart_in": None}
+        self._events.emit("child_died", **fields, stack=stacks)
+
+    def _report(self, child: Member, started: list[int], reason: str) -> None:
+        self._messenger.report(Lost(child.startmap.worker, started, reason, child.pid))
+
+    # -- while they live -----------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self._vouching.look(list(self._children()))
+        if self._exit is None:
+            self._renew()
+
+    def _renew(self) -> None:
+        """Replace worn-out children, one after the other: first the successor, and when it works, the old one may go."""
         now = time.monotonic()
-        for report in [r for r in self._reports if now >= r.next_try]:
-            try:
-                connection = connect(self._dsn, connect_timeout=3, application_name="skiplock supervisor")
-                try:
-                    call = report_lost_call(report.worker, report.started, report.reason, self._schema)
-                    jobs = run_call(connection, call)
-                finally:
-                    connection.close()
-            except Exception as error:  # the database may be away; after a minute the others have found out themselves
-                report.next_try = time.monotonic() + REPORT_EVERY
-                self._events.emit("beat_failed", error=error, retry_in=REPORT_EVERY)
-                if report.next_try > report.give_up:
-                    self._reports.remove(report)
-                continue
-            self._reports.remove(report)
-            self._events.emit(
-                "child_rescued", pid=report.pid, worker=report.worker, jobs=jobs, started=len(report.started)
-            )
+        for place in self._places:
+            if place.child is not None and place.successor is not None and place.successor.startmap.worker:
+                old, new = place.child, place.successor
+                place.child, place.successor, place.retiring, place.crashes = new, None, old, 0
+                old.retired_at = now
+                old.startmap.let_leave()
+                self._events.emit("child_retiring", pid=old.pid, successor=new.pid)
+        if any(place.is_taking_turn(now) for place in self._places):
+            return
+        worn = [p for p in self._places if p.child and p.child.startmap.wishes_to_leave and p.retiring is None]
+        if worn:
+            min(worn, key=_age_of).start_at = now
 
-    # -- stopping ----------------------------------------------------------------------------------------------------
+    # -- stopping ------------------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int) -> None:
         level = self._told.again(number)
@@ -274,25 +257,33 @@ class Supervisor:
 
     def _stop(self, code: int) -> None:
         self._exit = code
-        self._kill_at = time.monotonic() + self._grace + KILL_AFTER
+        self._kill_at = time.monotonic() + self._settings.grace + KILL_AFTER
         self._signal_all(signal.SIGTERM)
 
     def _kill_due(self) -> None:
-        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
-            self._signal_all(signal.SIGKILL)
+            for child in self._children():
+                child.kill("it did not stop in time")
+        for child in self._children():
+            child.kill_due(now)
 
     def _signal_all(self, number: signal.Signals) -> None:
-        for child in self._children:
-            if child.process is not None and child.process.poll() is None:
-                child.process.send_signal(number)
+        for child in self._children():
+            child.signal(number)
 
     def _clean_up(self) -> None:
         self._signal_all(signal.SIGKILL)
-        for child in self._children:
-            if child.process is not None:
-                child.process.wait()
-            child.startmap.close(remove=True)
+        for child in self._children():
+            child.wait()
+            child.close()
+        self._reader.close()
+        self._writer.close()
+
+
+def _age_of(place: Place) -> float:
+    return place.child.born if place.child is not None else 0.0
 
 
 def _read_all(reader: socket.socket) -> bytes:
@@ -302,21 +293,21 @@ def _read_all(reader: socket.socket) -> bytes:
         return b""
 
 
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+def _reason(child: Member, code: int) -> str:
+    if child.killed_because:
+        return f"worker process {child.pid} was killed by its supervisor: {child.killed_because}"
+    return f"worker process {child.pid} {how_it_ended(code)}"
 
 
-def supervise(command: Sequence[str], *, processes: int, dsn: str, schema: str, grace: float, events: Events) -> int:
+def supervise(
+    command: Sequence[str], settings: WorkerSettings, *, processes: int, dsn: str, schema: str, events: Events
+) -> int:
     """Run `processes` children of `command` until told to stop; returns the exit code.
 
-    `command` gets ``--child --startmap PATH --parent-pipe FD`` appended.
+    `command` gets ``--child --startmap FD --parent-pipe FD`` appended.
     A child that dies is reported to the database with the jobs it had started, and started again with growing pauses;
-    one that ends with a usage, configuration or schema error ends the whole.
+    one that ends with a usage, configuration or schema error ends the whole, unless it was to replace one that works.
     """
-    fleet = Supervisor(command, processes=processes, dsn=dsn, schema=schema, grace=grace, events=events)
+    refuse_too_little_memory(settings.own_wear())
+    fleet = Supervisor(command, settings, processes=processes, dsn=dsn, schema=schema, events=events)
     return fleet.run()

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from skiplock.core.codec import check_name, plain_json
 from skiplock.core.errors import OptionError
+from skiplock.core.inspect_value import shown
 from skiplock.core.job import MAX_PRIORITY, MIN_PRIORITY, NewJob
-from skiplock.core.outcome import Duration, as_json, seconds
+from skiplock.core.outcome import MAX_DELAY, Duration, as_json, seconds
 from skiplock.core.retry import Backoff
 from skiplock.core.task import TaskSpec
 from skiplock.handle import JobHandle
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 MAX_META_BYTES = 65_536
-MAX_DELAY = 100 * 366 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,11 @@ class Task(Generic[P, R]):
         self.__doc__ = spec.function.__doc__
         self.__name__ = getattr(spec.function, "__name__", spec.name)
         self.__wrapped__ = spec.function
+
+    @property
+    def app(self) -> Skiplock:
+        """The app it is registered in."""
+        return self._app
 
     @property
     def name(self) -> str:
@@ -160,32 +165,32 @@ def _rare(options: Options) -> str | None:
 def _delay(delay: Duration) -> float:
     found = seconds(delay, "delay")
     if found > MAX_DELAY:
-        raise OptionError(f"delay={delay!r}: more than 100 years away")
+        raise OptionError(f"delay={shown(delay)}: more than 100 years away")
     return found
 
 
 def check_time(at: datetime) -> datetime:
     """An aware datetime that PostgreSQL and Python can both hold. Raises OptionError."""
     if not isinstance(at, datetime):
-        raise OptionError(f"at={at!r}: give a datetime")
+        raise OptionError(f"at={shown(at)}: give a datetime")
     if at.tzinfo is None or at.utcoffset() is None:
-        raise OptionError(f"at={at!r}: has no time zone; use e.g. datetime(…, tzinfo=UTC) or .astimezone()")
+        raise OptionError(f"at={shown(at)}: has no time zone; use e.g. datetime(…, tzinfo=UTC) or .astimezone()")
     if not 1 < at.year < 9999:
-        raise OptionError(f"at={at!r}: must lie between the years 2 and 9998")
+        raise OptionError(f"at={shown(at)}: must lie between the years 2 and 9998")
     return at.astimezone(UTC)
 
 
 def check_priority(priority: int) -> int:
     """A smallint; larger runs sooner. Raises OptionError."""
     if not isinstance(priority, int) or isinstance(priority, bool) or not MIN_PRIORITY <= priority <= MAX_PRIORITY:
-        raise OptionError(f"priority={priority!r}: must be a whole number from {MIN_PRIORITY} to {MAX_PRIORITY}")
+        raise OptionError(f"priority={shown(priority)}: must be a whole number from {MIN_PRIORITY} to {MAX_PRIORITY}")
     return priority
 
 
 def check_max_attempts(value: int) -> int:
     """At least 1. Raises OptionError."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1_000_000_000:
-        raise OptionError(f"max_attempts={value!r}: must be a whole number of at least 1")
+        raise OptionError(f"max_attempts={shown(value)}: must be a whole number of at least 1")
     return value
 
 
@@ -193,12 +198,12 @@ def check_timeout(timeout: Duration) -> float:
     """Positive seconds. Raises OptionError."""
     found = seconds(timeout, "timeout")
     if found <= 0:
-        raise OptionError(f"timeout={timeout!r}: must be more than 0 seconds")
+        raise OptionError(f"timeout={shown(timeout)}: must be more than 0 seconds")
     return found
 
 
 def check_tags(tags: Sequence[str]) -> tuple[str, ...]:
     """Up to 50 names. Raises OptionError."""
     if isinstance(tags, str) or len(tags) > 50:
-        raise OptionError(f"tags={tags!r}: give a list of at most 50 texts")
+        raise OptionError(f"tags={shown(tags)}: give a list of at most 50 texts")
     return tuple(check_name(tag, "tag") for tag in tags)

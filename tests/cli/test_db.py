@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import psycopg
+
 from tests.support import connect
 
 
@@ -39,6 +41,21 @@ def test_changed_by_hand(bare, fresh_dsn):
 def test_force_where_nothing_is_installed(bare, empty_dsn):
     assert bare("db", "migrate", "--force", "--dsn", empty_dsn).code == 0
     assert bare("db", "verify", "--dsn", empty_dsn).code == 0
+
+
+def test_somebody_is_in_the_way(bare, fresh_dsn):
+    """Said while it waits, and again at the end."""
+    with psycopg.connect(fresh_dsn, application_name="psql of Ann") as holder:
+        holder.execute("LOCK TABLE skiplock.migrations IN EXCLUSIVE MODE")
+        migrate = ["db", "migrate", "--force", "--dsn", fresh_dsn, "--wait", "0.5"]
+        answer = bare(*migrate)
+        assert answer.code == 4 and answer.out == ""
+        waiting, given_up = answer.err.strip().splitlines()
+        assert waiting.startswith("waiting for locks; in the way: pid ") and "'psql of Ann'" in waiting
+        assert given_up.startswith("error: gave up after 0.5 s") and "'psql of Ann'" in given_up
+        answer = bare(*migrate, "--json")
+        assert answer.code == 4 and answer.error["code"] == "migration_blocked" and "Ann" in answer.error["message"]
+    assert bare(*migrate).code == 0
 
 
 def test_the_printed_script_is_all_of_it(bare, empty_dsn):

@@ -96,3 +96,20 @@ def test_dev(place, folder, dsn):
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
     assert len(_events(folder, "worker_stopped")) == 2 and not (data / "postmaster.pid").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--max-jobs", "0", "--max-jobs"),
+        ("--max-memory", "plenty", "'plenty' is not an amount of memory, as in 512MiB"),
+        ("--max-memory", "1000", "max_memory=1000 bytes: the app takes"),
+        ("--max-age", "-1", "--max-age"),
+        ("--vouch-for", "0", "--vouch-for"),
+    ],
+)
+def test_limits_that_make_no_sense(spawn, option, value, said):
+    """Refused at the start, before there is any child."""
+    answer = spawn("worker", "shop:app", option, value)
+    assert answer.code in (2, 3) and said in answer.err and "Traceback" not in answer.err and answer.out == ""
+    assert "child started" not in answer.err

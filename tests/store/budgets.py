@@ -25,6 +25,8 @@ FIRST = dict(zip(STAGES, (0, 1_000_000, 2_000_000, 3_000_000, 4_000_000), strict
 AFTER_ALL = 5_000_000
 DUE = 5_000
 FEW = 25  # in the queue `few`
+LARGE = 200  # in the queue `large`: their arguments are beside the job, among half a million others
+FIRST_LARGE = AFTER_ALL - 10_000
 LONGEST = 5  # seconds: a plan may also be quadratic without touching a page twice
 
 # Two fifths of the jobs are in `main`, the others in 60 lanes that lie mixed in the heap.
@@ -103,6 +105,7 @@ class Planner:
                 )
                 self.run("TRUNCATE skiplock.jobs")
                 fill_stages(self.connection, EMPTIED)
+                fill_large(self.connection)
                 self.run("UPDATE pg_class SET relpages = p, reltuples = t FROM seen WHERE oid = o")
             self.run(LEANINGS[leaning] or "SELECT")
             self.run(f"SET LOCAL statement_timeout = '{LONGEST}s'")
@@ -139,6 +142,14 @@ def fill_stages(connection: psycopg.Connection[Any], rows: Sequence[int]) -> Non
         )
 
 
+def fill_large(connection: psycopg.Connection[Any]) -> None:
+    connection.execute(
+        "INSERT INTO skiplock.jobs_ready (id, position, state, enqueued_at, max_attempts, task, args, queue, priority) "
+        "SELECT %s + n, %s + n, 'ready', now(), 10, 't', NULL, 'large', 0 FROM generate_series(1, %s) n",
+        [FIRST_LARGE, FIRST_LARGE, LARGE],
+    )
+
+
 def fill_database(dsn: str) -> None:
     """Full, with correct statistics, and from now on neither vacuumed nor analysed."""
     with connect(dsn) as c:
@@ -156,11 +167,20 @@ def fill_database(dsn: str) -> None:
             "SELECT %s - n, %s - n, 'ready', now(), 10, 't', '{}', 'few', n %% 3 FROM generate_series(1, %s) n",
             [AFTER_ALL, AFTER_ALL, FEW],
         )
+        fill_large(c)
         for _, definition in indexes:
             c.execute(definition)
+        c.execute(
+            "INSERT INTO skiplock.payloads (job_id, args) SELECT CASE WHEN n <= %s THEN %s + n ELSE n END, '{}' "
+            "FROM generate_series(1, %s) n",
+            [LARGE, FIRST_LARGE, FULL[0]],
+        )
         c.execute("SELECT setval('skiplock.job_numbers', %s)", [AFTER_ALL])
         register = "SELECT skiplock.register('w' || n, 'host', 1, '{}', '0', 1e6) FROM generate_series(1, %s) n"
         c.execute(register, [WORKERS])
+        c.execute(
+            "UPDATE skiplock.workers SET id = id / 10000"
+        )  # without the random digits: 1 to WORKERS, as the jobs say
         c.execute("SELECT skiplock.arm(%s)", [["main", *QUEUES]])
         c.execute("UPDATE skiplock.bells SET until = now() WHERE queue = ''")
         for table in tables:

@@ -17,6 +17,7 @@ import pytest
 from tests.store.budgets import (
     FEW,
     FIRST,
+    FIRST_LARGE,
     LEANINGS,
     LONG_AGO,
     PRIORITIES,
@@ -56,11 +57,11 @@ def settle(
     return Verb(name, sql, (ids, leases, others), number if refused else 0, budget)
 
 
-def enqueue(name: str, budget: int, number: int, delay: float | None = None) -> Verb:
+def enqueue(name: str, budget: int, number: int, delay: float | None = None, args: str = "{}") -> Verb:
     queues = [QUEUES[n % len(QUEUES)] for n in range(number)]
     delays = None if delay is None else [delay] * number
     sql = "SELECT skiplock.enqueue_many(%s, %s::json[], %s, delays => %s::float8[])"
-    return Verb(name, sql, (["t"] * number, ["{}"] * number, queues, delays), number, budget)
+    return Verb(name, sql, (["t"] * number, [args] * number, queues, delays), number, budget)
 
 
 BEAT = "SELECT * FROM skiplock.beat(1, 5, 'running', %s, asleep => %s, sweep => %s)"
@@ -72,6 +73,18 @@ VERBS = [
     Verb("enqueue 1", "SELECT skiplock.enqueue('t', queue => 'q07', priority => 5)", (), 1, 20),
     enqueue("enqueue 1,000", 7_500, 1_000),
     enqueue("enqueue 1,000 for later", 10_000, 1_000, delay=86_400),
+    enqueue("enqueue 100 with large arguments", 1_200, 100, args=json.dumps({"x": "abcdefgh" * 2_000})),
+    claim("claim 100 with large arguments", 2_000, ["large"], 100),
+    claim("claim 100 with large arguments, cursor", 2_000, ["large"], 100, [("large", 0, 1_000)]),
+    Verb(
+        "find 10 with large arguments",
+        "SELECT * FROM skiplock.find(%s)",
+        ([FIRST_LARGE + n for n in range(10)],),
+        9,
+        3_800,
+    ),
+    # Whether one of them is ready is asked in each of the 61 lanes.
+    Verb("sweep 100 payloads", "SELECT * FROM skiplock.sweep_payloads(0, 100)", (), 1, 30_000),
     claim("claim 100 of 1 queue", 1_500, ["main"], 100),
     claim("claim 100 of 20 queues", 1_600, QUEUES, 5),
     claim("claim 100 of 1 queue, cursor", 1_600, ["main"], 100, [("main", 0, 1_000)]),

@@ -15,7 +15,7 @@ from skiplock.core.errors import DatabaseUnavailableError
 from skiplock.core.job import NewJob
 from skiplock.produce.enqueue import enqueue_call
 from skiplock.store import pool
-from skiplock.store.call import Call
+from skiplock.store.call import Call, nothing
 from skiplock.store.exchange import PREPARE_AT, Exchange
 from skiplock.store.pool import AsyncDatabase, SyncDatabase, aconnect, connect
 
@@ -196,15 +196,36 @@ def test_a_kept_connection_that_was_cut_meanwhile_is_replaced(dsn: str, monkeypa
     database.close()
 
 
+def test_a_kept_connection_that_was_cut_a_moment_ago_is_replaced(dsn: str) -> None:
+    """Nothing was sent on it, so nobody need be told."""
+    database = SyncDatabase(dsn, max_size=1)
+    for _ in range(3):
+        cut = database.run(whose())
+        with psycopg.connect(dsn, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", [cut])
+        assert database.run(whose()) != cut
+    database.close()
+
+
 def test_one_that_is_cut_while_in_use_says_so_and_the_next_call_works(dsn: str) -> None:
     database = SyncDatabase(dsn, max_size=1)
     cut = database.run(whose())
-    with psycopg.connect(dsn, autocommit=True) as other:
-        other.execute("SELECT pg_terminate_backend(%s, 5000)", [cut])
+    suicide: Call[None] = Call("SELECT pg_terminate_backend(pg_backend_pid())", (), nothing)
     with pytest.raises(DatabaseUnavailableError, match="may or may not"):
-        database.run(whose())
+        database.run(suicide)
     assert database.run(whose()) != cut
     database.close()
+
+
+def test_an_idle_connection_knows_whether_it_was_cut(exchange: Exchange, dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as other:
+        assert not exchange.is_cut()
+        exchange.run("LISTEN news", ())
+        other.execute("NOTIFY news")  # something to read is not the end
+        assert not exchange.is_cut()
+        assert exchange.run(TWICE, ("4",))[0][0] == 8
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", [int(backend(exchange))])
+    assert exchange.is_cut()
 
 
 def test_a_connection_goes_back_to_its_pool_now_and_then(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:

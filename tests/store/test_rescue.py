@@ -102,6 +102,19 @@ def test_the_leader_rescues_by_its_beat(db: Verbs) -> None:
     assert db.state(job.id) == "ready"
 
 
+def test_who_was_away_itself_does_not_judge_the_others(db: Verbs) -> None:
+    """After an outage everyone has been silent, and one is back first."""
+    alive, first_back = db.register("alive"), db.register("first back")
+    [job] = holding(db, alive)
+    db.move_time(60)
+    watched = "SELECT * FROM skiplock.beat(%s, watched => %s)"
+    for seconds in (0.0, 3.0, 8.9):
+        found = db.rows(watched, first_back, seconds)[0]
+        assert (found.leader, found.rescued, db.state(job.id)) == (True, None, "running")
+    [entry] = db.rows(watched, first_back, 9.1)[0].rescued
+    assert (entry["worker"], db.state(job.id)) == (alive, "ready")
+
+
 def test_only_one_is_leader_and_another_follows_when_it_is_gone(db: Verbs) -> None:
     one, two = db.register("one"), db.register("two")
     assert [beat(db, worker).leader for worker in (one, two, one, two)] == [True, False, True, False]

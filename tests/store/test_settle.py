@@ -301,6 +301,18 @@ def test_a_job_twice_in_one_batch_is_settled_once(db: Verbs, worker: int, word: 
     assert "old" not in (row.error or "")
 
 
+@pytest.mark.parametrize("word", ["completed", "retry", "release", "dead"])
+def test_a_job_twice_in_one_batch_is_told_which_lease_was_refused(db: Verbs, worker: int, word: str) -> None:
+    """To see it fail: in `settle`, leave the pairs of every job that was settled out of the second look."""
+    [stale] = running(db, worker)
+    db.rows("SELECT skiplock.report_lost(%s, %s, 'an outage')", worker, [stale.id])
+    [fresh] = db.claim_suspects(db.register())
+    others = [] if word == "completed" else [verdict(stale, word), verdict(fresh, word)]
+    for _ in range(2):
+        refused = db.settle(completed=[stale, fresh] if word == "completed" else [], others=others)
+        assert refused == [(stale.id, stale.lease)]
+
+
 @pytest.mark.parametrize("word", ["completed", "retry", "dead"])
 def test_the_very_same_pair_twice_is_refused_as_a_whole(db: Verbs, worker: int, word: str) -> None:
     [job] = running(db, worker)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,28 @@ class Fleet:
     """One `skiplock worker` command, with or without a supervisor."""
 
     def __init__(
-        self, dsn: str, log: Path, *, queues: dict[str, int], processes: int | None, options: tuple[str, ...]
+        self,
+        dsn: str,
+        log: Path,
+        *,
+        queues: dict[str, int],
+        processes: int | None,
+        options: tuple[str, ...],
+        target: str = "tests.support.chaos_jobs:app",
+        environment: Mapping[str, str] | None = None,
+        code: Path = ROOT / "src",
     ) -> None:
         self.dsn, self.log = dsn, log
-        command = [sys.executable, "-m", "skiplock", "worker", "tests.support.chaos_jobs:app", "--log-format", "json"]
+        command = [sys.executable, "-m", "skiplock", "worker", target, "--log-format", "json"]
         for name, concurrency in queues.items():
             command += ["--queue", f"{name}={concurrency}"]
         command += ["--no-supervisor"] if processes is None else ["--processes", str(processes)]
+        given = environment or {}
         environment = {
             **os.environ,
+            **given,
             "SKIPLOCK_DATABASE_URL": dsn,
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+            "PYTHONPATH": os.pathsep.join([str(code), str(ROOT)]),
         }
         with log.open("ab") as out:
             self.process = subprocess.Popen(
@@ -59,8 +70,12 @@ class Fleet:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """What the log says under that name."""
-        lines = [line for line in self.log.read_text().splitlines() if line.startswith("{")]
-        return [event for line in lines if (event := json.loads(line)).get("event") == name]
+        return [event for event in self.all_events() if event.get("event") == name]
+
+    def all_events(self) -> list[dict[str, Any]]:
+        """What the log says, in order."""
+        whole, _, _ = self.log.read_text().rpartition("\n")  # a line may be on its way
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the command itself."""
@@ -94,6 +109,8 @@ def fleet(
     queues: dict[str, int] | None = None,
     processes: int | None = 1,
     options: tuple[str, ...] = (),
+    target: str = "tests.support.chaos_jobs:app",
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Fleet]:
     """A running fleet; destroyed at the end whatever happened. `processes=None`: no supervisor."""
     started = Fleet(
@@ -102,6 +119,8 @@ def fleet(
         queues=queues or {"default": 50},
         processes=processes,
         options=options,
+        target=target,
+        environment=environment,
     )
     try:
         yield started

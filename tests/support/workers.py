@@ -47,7 +47,7 @@ class RunningWorker:
 EVENTS = (
     "worker_started", "worker_stopping", "worker_stopped", "worker_lost", "worker_rescued", "attempt_started",
     "attempt_ended", "job_dead", "settle_refused", "handler_stuck", "handler_unstuck", "claim_failed", "settle_failed",
-    "beat_failed", "listen_failed", "hook_failed", "promoted",
+    "beat_failed", "listen_failed", "hook_failed", "promoted", "task_process_started", "task_process_ended",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import msgspec
 import pydantic
 import pytest
 
-from skiplock.core.codec import ArgsCodec, check_name, encode_result, plain_json
+from skiplock.core.codec import ArgsCodec, check_name, check_text, encode_result, plain_json
 from skiplock.core.errors import ArgumentError, OptionError, PayloadTooLargeError, TaskDefinitionError
 
 NOON = dt.datetime(2025, 6, 1, 12, 0, 0, 123456, tzinfo=dt.UTC)
@@ -402,7 +402,21 @@ STORED = {
     "no object": ("[1]", "$", "Expected `object`, got `array`"),
     "no JSON": ("hello", "$", "no JSON"),
     "cut short": ('{"to":"a', "$", "no JSON"),
-    "lone surrogate": (r'{"to":"\ud800"}', "$", "no JSON"),
+    "lone surrogate": (r'{"to":"\ud800"}', "$.to", "holds a lone surrogate"),
+    "lone surrogate in a key": (r'{"to":"a","\udc81":1}', r"$['\udc81']", "key that holds a lone surrogate"),
+    "beyond all floats": ('{"to":1e400}', "$.to", "is inf"),
+    "5,000 digits": ('{"to":' + "9" * 5_000 + "}", "$", "cannot be read: Integer value out of range"),
+    "a key of 100,000 characters": (
+        '{"to":"a","' + "k" * 100_000 + '":1}',
+        "$['" + "k" * 27 + "..." + "k" * 28 + "']",
+        "unknown field",
+    ),
+    "too deep": ('{"to":' + "[" * 300 + "]" * 300 + "}", "$", "nested deeper than 200 levels"),
+    "too deep behind brackets": (
+        '{"to":' + '["]",' * 300 + "1" + "]" * 300 + "}",
+        "$",
+        "nested deeper than 200 levels",
+    ),
     "no UTF-8": (b'{"to":"\xff"}', "$", "no JSON"),
 }
 
@@ -413,6 +427,19 @@ def test_stored_arguments_that_do_not_fit(raw, path, reason):
         SEND.decode(raw)
     assert (caught.value.task, caught.value.path) == ("mail.send", path)
     assert reason in str(caught.value)
+    assert len(str(caught.value)) < 1_000
+
+
+def test_the_guilty_one_of_many_keys_is_not_looked_for_for_ever():
+    """Each trial decodes the rest of the arguments again: with 64 MB of them a worker would be busy for minutes."""
+
+    def work(x: dict[str, int], y: str): ...
+
+    keys = ",".join(f'"k{n}":1' for n in range(500))
+    for size, path in ((1_000, "$.x.bad"), (5_000_000, "$.x[…]")):
+        with pytest.raises(ArgumentError) as caught:
+            ArgsCodec.of(work, task="t").decode(f'{{"y":"{"y" * size}","x":{{{keys},"bad":"1"}}}}')
+        assert caught.value.path == path
 
 
 def test_a_stored_model_that_does_not_fit_names_the_place_inside_it():
@@ -557,6 +584,12 @@ BAD_RESULTS = {
     "key that is none": ({(1, 2): 1}, "$[(1, 2)]", "of type tuple"),
     "circle": (CIRCLE, "$[0]", "refers to itself"),
     "deep": (nested(300), None, "deeper than 200"),
+    "deep behind brackets in text": (
+        functools.reduce(lambda inner, _: ["]", inner, "["], range(300), 1),
+        None,
+        "deeper than 200",
+    ),
+    "one level too many": (nested(201), None, "deeper than 200"),
     "deep and beyond the recursion limit": (nested(5_000), None, "deeper than 200"),
 }
 
@@ -598,7 +631,6 @@ BAD_META = {
     "lone surrogate": ({"a": "\ud800"}, "surrogate"),
     "NaN": ({"a": float("nan")}, "$.a is nan"),
     "too large": ({"a": "x" * 100}, "108 bytes of JSON, at most 100"),
-    "too deep": ({"a": nested(300)}, "deeper than 200"),
     "a mapping of another kind": (types.MappingProxyType({}), "is not a dict"),
 }
 
@@ -608,6 +640,92 @@ def test_metadata_that_is_refused(value, reason):
     with pytest.raises(OptionError, match=r"^meta: ") as caught:
         plain_json(value, "meta", 100)
     assert reason in str(caught.value)
+
+
+def test_the_size_of_metadata_is_looked_at_before_its_depth():
+    with pytest.raises(OptionError, match="at most 100 are allowed"):
+        plain_json({"a": nested(300)}, "meta", 100)
+    with pytest.raises(OptionError, match=r"^meta: \$\.a.* is nested deeper than 200 levels"):
+        plain_json({"a": nested(300)}, "meta", 10_000)
+    assert plain_json({"a": nested(199)}, "meta", 10_000)
+
+
+# --- values whose own code fails -------------------------------------------------------------------------------------
+
+
+class Sulking(type):
+    def __getattribute__(cls, name):
+        if name in ("__name__", "__qualname__", "__module__"):
+            raise RuntimeError("no name")
+        return super().__getattribute__(name)
+
+
+class Sulker(metaclass=Sulking):
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+class SulkingFloat(float):
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+    __str__ = __repr__
+
+
+class SulkingError(Exception):
+    def __str__(self):
+        raise RuntimeError("no str")
+
+
+class SulkingModel(pydantic.BaseModel):
+    @pydantic.model_serializer
+    def sulk(self) -> Any:
+        raise SulkingError
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def sulk_too(cls, value: Any) -> Any:
+        raise SulkingError
+
+
+SULKING = {
+    "an object": Sulker(),
+    "a float that is none": SulkingFloat("nan"),
+    "a model": SulkingModel.model_construct(),
+    "a key": {Sulker(): 1},
+    "a class of a giant name": type("N" * 1_000_000, (), {})(),
+}
+
+
+@pytest.mark.parametrize("value", SULKING.values(), ids=SULKING)
+def test_a_value_whose_own_code_fails_is_refused_like_any_other(value):
+    with pytest.raises(ArgumentError) as given:
+        codec_for(Any).encode(([value],), {}, limit=LIMIT)
+    with pytest.raises(ArgumentError) as returned:
+        encode_result([value])
+    for caught in (given, returned):
+        assert len(str(caught.value)) < 1_000
+
+
+def test_stored_arguments_whose_model_fails_in_its_own_way_are_refused():
+    with pytest.raises(ArgumentError, match="do not fit its signature"):
+        codec_for(SulkingModel).decode('{"x":{}}')
+
+
+# --- text and names ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "a", "a\nb\x1b", "x" * 10_000, Kind.MAIL])
+def test_what_may_be_looked_for(text):
+    found = check_text(text, "queue")
+    assert (type(found), found) == (str, text)
+
+
+@pytest.mark.parametrize("text", ["\0", "a\0b", "\ud800", 3, None, b"a"])
+def test_what_may_not(text):
+    with pytest.raises(OptionError, match=r"^queue: ") as caught:
+        check_text(text, "queue")
+    str(caught.value).encode()
 
 
 @pytest.mark.parametrize("name", ["a", "mail.send", "two words", "日本語", "\u3000", "x" * 200])

@@ -212,6 +212,24 @@ class Liar(Exception):
         raise RuntimeError("no dict")
 
 
+class LyingGroup(ExceptionGroup):
+    @property
+    def __class__(self):
+        raise RuntimeError("no class")
+
+
+class Slippery(list):
+    """Notes that nobody can get hold of by asking."""
+
+    def __getitem__(self, index):
+        raise RuntimeError("no item")
+
+    def __iter__(self):
+        raise RuntimeError("no items")
+
+    __len__ = __iter__
+
+
 class Nameless(type):
     @property
     def __module__(cls):
@@ -244,6 +262,18 @@ def odd_notes() -> BaseException:
     return error
 
 
+def notes_that_are_no_list() -> BaseException:
+    error = ValueError("x")
+    error.__notes__ = 7
+    return error
+
+
+def slippery_notes() -> BaseException:
+    error = ValueError("x")
+    error.__notes__ = Slippery(["a note"])
+    return error
+
+
 HOSTILE = {
     "str raises": (Raises("a"), "raised RuntimeError"),
     "str exits": (Exits("a"), "raised SystemExit"),
@@ -256,6 +286,9 @@ HOSTILE = {
     "argument that is a lock": (ValueError(threading.Lock()), "lock"),  # RETRY-11
     "circle of causes": (circle(), "first"),
     "odd notes": (odd_notes(), "x"),
+    "slippery notes": (slippery_notes(), "x"),
+    "notes that are no list": (notes_that_are_no_list(), "x"),
+    "group that lies about itself": (LyingGroup("lying", [ValueError("inside")]), "lying"),
     "NUL": (ValueError("a\0b"), r"a\x00b"),  # PAY-20
     "lone surrogate": (ValueError("a\ud800b"), r"a\ud800b"),  # PAY-21
     "file name that is no UTF-8": (FileNotFoundError(2, "gone", "\udcff"), r"\udcff"),
@@ -270,6 +303,13 @@ def test_a_hostile_exception_becomes_text(error, message):
     assert failure.error_class
     assert failure.traceback
     assert storable(failure)
+
+
+def test_whatever_it_says_of_itself_the_traceback_is_shown():
+    text = describe(raised(Liar("a"))).traceback
+    assert text.startswith("Traceback (most recent call last):")
+    assert "ValueError: inside" in describe(LyingGroup("lying", [ValueError("inside")])).traceback
+    assert describe(slippery_notes()).traceback == "ValueError: x\na note"
 
 
 def test_a_circle_is_shown_once():
@@ -295,7 +335,7 @@ def endless(depth=0):
 
 def recursion() -> BaseException:
     before = sys.getrecursionlimit()
-    sys.setrecursionlimit(20_000)
+    sys.setrecursionlimit(100_000)
     try:
         endless()
     except RecursionError as error:
@@ -317,7 +357,33 @@ def tree(depth: int) -> BaseException:
     return ExceptionGroup("tree", [tree(depth - 1) for _ in range(8)]) if depth else chained("from")
 
 
+def giant_notes() -> BaseException:
+    error = ValueError("x")
+    error.__notes__ = ["n" * 10_000_000] * 1_000_000
+    return error
+
+
+def tower() -> BaseException:
+    error = ValueError("at the bottom")
+    for _ in range(10_000):
+        error = ExceptionGroup("a floor", [error])
+    return error
+
+
+def circle_of_contexts() -> BaseException:
+    first = error = ValueError(0)
+    for number in range(10_000):
+        later = ValueError(number)
+        later.__context__, error = error, later
+    first.__context__ = error
+    return error
+
+
 GIANTS = {
+    "notes of 10 MB, a million of them": (giant_notes, "characters cut"),
+    "tower of 10,000 groups": (tower, "not shown"),
+    "circle of 10,000 contexts": (circle_of_contexts, "older causes are not shown"),
+    "name of 10 MB": (lambda: type("E" * 10_000_000, (Exception,), {})("x"), "characters cut"),
     "message of 10 MB": (lambda: ValueError("x" * 10_000_000), "characters cut"),
     "message of 10 MB of oddities": (lambda: ValueError("\0\ud800é" * 3_000_000), "characters cut"),
     "deep recursion": (recursion, "frames not shown"),

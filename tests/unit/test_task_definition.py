@@ -19,7 +19,7 @@ from skiplock import (
     TaskDefinitionError,
     UnknownTaskError,
 )
-from skiplock.core.task import EVENT_LOOP, THREAD
+from skiplock.core.task import EVENT_LOOP, PROCESS, THREAD
 
 
 @pytest.fixture
@@ -56,6 +56,19 @@ def test_settings(app: Skiplock) -> None:
     assert (spec.name, spec.queue, spec.priority, spec.max_attempts) == ("t", "q", 3, 2)
     assert (spec.timeout, spec.backoff, spec.tags) == (90.0, None, ("a",))
     assert app.task(name="u", timeout=dt.timedelta(minutes=2))(plain).spec.timeout == 120.0
+
+
+def test_a_task_for_child_processes(app: Skiplock) -> None:
+    spec = app.task(name="t", executor="process", memory="512MiB")(plain).spec
+    assert (spec.executor, spec.is_async, spec.memory) == (PROCESS, False, 512 * 1024**2)
+    spec = app.task(name="u", executor="process")(later).spec
+    assert (spec.executor, spec.is_async, spec.memory) == (PROCESS, True, None)
+
+
+@pytest.mark.parametrize("memory", [0, "lots", True, "1MiB", "63MiB"])
+def test_memory_that_is_none_or_too_little(app: Skiplock, memory: Any) -> None:
+    with pytest.raises(OptionError, match="memory="):
+        app.task(name="t", executor="process", memory=memory)(plain)
 
 
 def test_the_name_of_a_function_within_a_function(app: Skiplock) -> None:
@@ -95,6 +108,12 @@ def context_second(a: int, ctx: JobContext) -> None: ...
 def resource_positional(a: int = Resource(generator), /) -> None: ...
 
 
+def make_inner() -> Any:
+    def inner() -> None: ...
+
+    return inner
+
+
 class Callable_:
     async def __call__(self) -> None: ...
 
@@ -115,6 +134,24 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "the loop for a def": (plain, {"executor": "async"}, "does not fit"),
     "a thread for an async def": (later, {"executor": "thread"}, "does not fit"),
     "an executor that is none": (plain, {"executor": "gpu"}, "does not fit"),
+    "a lambda for a child": (
+        lambda: None,
+        {"executor": "process"},
+        "finds by importing its module; <lambda> is not one",
+    ),
+    "a partial for a child": (
+        functools.partial(plain, b="y"),
+        {"executor": "process"},
+        "finds by importing its module",
+    ),
+    "a function in a function for a child": (
+        make_inner(),
+        {"executor": "process"},
+        "make_inner.<locals>.inner is not one",
+    ),
+    "a generator for a child": (generator, {"executor": "process"}, "generator function"),
+    "memory for a thread": (plain, {"memory": "512MiB"}, 'needs executor="process"'),
+    "memory for the loop": (later, {"memory": "512MiB", "executor": "async"}, 'needs executor="process"'),
     "a hook for no moment": (plain, {"hooks": {"job_done": print}}, "'job_done' is unknown"),
 }
 

@@ -11,8 +11,10 @@ import psycopg
 import pytest
 
 from skiplock import Skiplock
+from skiplock.store.call import Call
 from skiplock.work.claim import Claimer
-from skiplock.work.listen import Ear, EarWatch
+from skiplock.work.listen import DeafError, Ear, EarWatch
+from tests.support.databases import connect
 from tests.support.verbs import Verbs
 from tests.support.workers import running_worker, settled, until
 
@@ -21,6 +23,7 @@ class Heard:
     """An ear with a notebook: what was heard, by which thread."""
 
     def __init__(self, app: Skiplock) -> None:
+        self.dsn = app.dsn
         self.bells: list[tuple[str, int]] = []
         self.sockets: list[int] = []
         self.ear = Ear(
@@ -30,9 +33,15 @@ class Heard:
             on_cancel=lambda worker: None,
             on_timer=lambda: None,
             on_open=self.sockets.append,
+            notify=self._notify,
             events=app.events,
         )
         self.ear.start()
+
+    def _notify(self, call: Call[None]) -> None:
+        """As the heart does: on another connection."""
+        with connect(self.dsn) as other:
+            psycopg.RawCursor(other).execute(call.sql.encode(), call.params)
 
     def names(self) -> list[str]:
         return [name for name, _ in self.bells]
@@ -161,3 +170,39 @@ def test_the_servers_queue_is_not_pinned_by_a_blocked_worker(heard: Heard, db: V
         while look.execute("SELECT pg_notification_queue_usage()").fetchone() != (0.0,):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+async def test_an_ear_that_hears_nothing_says_so_and_costs_nothing(
+    app: Skiplock, db: Verbs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It rests without a connection, and its old socket makes nobody run in circles.
+
+    To see it fail: let `_readable` (work/listen.py) pass over what `hear` answers.
+    """
+    monkeypatch.setattr("skiplock.work.listen.PROVED_WITHIN", 1.5)
+    monkeypatch.setattr(Heard, "_notify", lambda self, call: None)
+    told: list[dict[str, object]] = []
+    app.on("listen_failed", lambda event: told.append(event.fields))
+    heard = Heard(app)
+    await until(lambda: heard.sockets)
+    watch, reads = EarWatch(heard.ear), 0
+    watch.watch(heard.sockets[-1])
+    hear = heard.ear.hear
+
+    def counted() -> bool:
+        nonlocal reads
+        reads += threading.current_thread() is threading.main_thread()
+        return hear()
+
+    monkeypatch.setattr(heard.ear, "hear", counted)
+    await until(lambda: told)
+    assert isinstance(told[0]["error"], DeafError) and not heard.ear.works
+    await until(lambda: watch._fd < 0)
+    assert reads < 10
+    ears = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'skiplock ear' AND datname = current_database()"
+    )
+    await until(lambda: db.value(ears) == 0)
+    watch.close()
+    heard.ear.stop()
+    await asyncio.to_thread(heard.ear.join, 10)

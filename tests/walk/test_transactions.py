@@ -14,6 +14,7 @@ from skiplock import Backoff, JobContext, LeaseLostError, Skiplock, SkiplockErro
 from skiplock.store.call import Call
 from skiplock.store.guests import arun_on, run_on
 from tests.support.guests import ASYNC_GUESTS, SYNC_GUESTS, AsyncKind, Guest, SyncKind
+from tests.support.proxy import Moment, Way, fault_proxy
 from tests.support.verbs import Verbs
 from tests.support.workers import RunningWorker, running_worker, settled
 
@@ -184,15 +185,16 @@ async def test_it_cannot_commit_once_the_lease_is_lost(app: Skiplock, db: Verbs,
 async def test_a_transaction_that_cannot_begin_costs_no_connection_of_the_pool(
     db: Verbs, dsn: str, make: Callable[..., Any]
 ) -> None:
-    """The server cut the pooled connection a moment ago; more often than the pool is large."""
-    app = Skiplock(dsn, pool_size=1)
-    cut = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'skiplock' AND datname = current_database()"
-    await make(app, lambda ctx: None)
-    async with running_worker(app, queues={"default": 1}) as worker:
-        for _ in range(4):
-            job = db.enqueue()  # by SQL, so that only the handlers use the pool
-            await worker.until(lambda job=job: db.state(job) == "completed", limit=20)
-            db.rows(cut)
+    """The pooled connection is cut at its BEGIN; more often than the pool is large."""
+    with fault_proxy(dsn) as proxy:
+        app = Skiplock(proxy.dsn, pool_size=1)
+        await make(app, lambda ctx: None)
+        async with running_worker(app, queues={"default": 1}) as worker:
+            for _ in range(4):
+                trap = proxy.trap("BEGIN", Moment.BEFORE, Way.RESET, name="skiplock")
+                job = db.enqueue()  # by SQL, so that only the handlers use the pool
+                await worker.until(lambda job=job: db.state(job) == "completed", limit=20)
+                assert trap.sprung.is_set()
     assert any(kept.attempt for kept in db.rows("SELECT attempt FROM skiplock.attempts")), "nothing was cut"
 
 

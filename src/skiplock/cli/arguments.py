@@ -11,7 +11,9 @@ import click
 import msgspec
 
 from skiplock.core.annotations import parameters_of, resolve, signature_of
+from skiplock.core.depth import DEEP_REASON, too_deep
 from skiplock.core.errors import ArgumentError, OptionError
+from skiplock.core.inspect_value import shown
 from skiplock.core.task import TaskSpec
 
 Texts = dict[str, str]  # JSON text by argument
@@ -35,6 +37,7 @@ def whole(text: str | None) -> Texts:
     """The members of a JSON object, each as JSON text, so that numbers keep their digits. Raises UsageError."""
     if text is None:
         return {}
+    _check_depth(text)
     try:
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeError) as error:
@@ -52,6 +55,7 @@ def merged(given: Mapping[str, str], words: Texts) -> Texts:
 
 def as_json(value: str) -> str:
     """JSON if it parses, else the text as a JSON string. Raises OptionError for what is no text."""
+    _check_depth(value)
     try:
         msgspec.json.decode(value)
     except msgspec.DecodeError:
@@ -115,6 +119,11 @@ def _is_text(hint: Any, value: str) -> bool:
         members = [m for m in typing.get_args(hint) if m is not type(None)]
         return len(members) == 1 and value != "null" and _is_text(members[0], value)
     return hint is str
+
+
+def _check_depth(text: str) -> None:
+    if too_deep(text):
+        raise OptionError(f"{shown(text)} {DEEP_REASON}")
 
 
 def _no_text(value: str) -> OptionError:

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from skiplock.cli.failures import database_errors
+from skiplock.store.again import repeat
 from skiplock.store.call import Call
+from skiplock.store.exchange import Exchange
 from skiplock.store.pool import connect, run_call
 
 T = TypeVar("T")
@@ -25,11 +27,12 @@ def connected(dsn: str) -> Iterator[Run]:
     """Connect and run calls. Raises SkiplockErrors only."""
     with database_errors():
         connection = connect(dsn, connect_timeout=CONNECT_TIMEOUT, application_name="skiplock cli")
+        exchange = Exchange(connection)
         try:
 
             def run(call: Call[T]) -> T:
                 with database_errors():
-                    return run_call(connection, call)
+                    return repeat(lambda: run_call(exchange, call))
 
             yield run
         finally:

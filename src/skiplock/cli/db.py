@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import click
+from rich.text import Text
 
 from skiplock.cli.failures import PROBLEM, database_errors
-from skiplock.cli.look import cell, console, emit, say, table
+from skiplock.cli.look import cell, console, emit, plain, say, table
 from skiplock.cli.options import Place, database_options, json_option, option, schema_option
 from skiplock.cli.show import complain
 from skiplock.store import migrate as migrations
@@ -19,15 +20,24 @@ def db() -> None:
 
 @db.command()
 @option("--force", is_flag=True, help="Put back functions that were changed by hand.")
+@option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=migrations.WAIT,
+    show_default=True,
+    metavar="SECONDS",
+    help="For locks that others hold; then give up.",
+)
 @json_option
 @database_options
-def migrate(place: Place, force: bool, json: bool) -> None:
-    """Bring the schema up to date. Safe to repeat, and to run from several places at once."""
+def migrate(place: Place, force: bool, wait: float, json: bool) -> None:
+    """Bring the schema up to date. Safe to repeat, to run from several places at once, and while workers run.
+
+    What others hold is waited for in short tries, so that nobody has to wait for long behind this.
+    """
     dsn = place.require()
     with database_errors():
-        # Without a schema there is nothing to restore, and asking for it would fail.
-        is_there = force and bool(migrations.status(dsn, place.schema).applied)
-        done = (migrations.restore if is_there else migrations.migrate)(dsn, place.schema)
+        done = migrations.migrate(dsn, place.schema, force=force, wait=wait, tell=_ignore if json else _tell)
     if json:
         emit({"schema": place.schema, "done": done})
     elif not done:
@@ -38,12 +48,26 @@ def migrate(place: Place, force: bool, json: bool) -> None:
         say(f"schema {place.schema}: migrated", "green")
 
 
+def _tell(text: str) -> None:
+    console(stderr=True).print(Text(plain(text), style="yellow"), soft_wrap=True)
+
+
+def _ignore(text: str) -> None:
+    """For programs there is one document, at the end."""
+
+
 @db.command()
+@option("--sql", is_flag=True, help="As one script for psql, which migrates if you run it.")
 @json_option
 @database_options
-def plan(place: Place, json: bool) -> None:
+def plan(place: Place, sql: bool, json: bool) -> None:
     """Show what `migrate` would do now. Changes nothing."""
+    if sql and json:
+        raise click.UsageError("give --sql or --json")
     with database_errors():
+        if sql:
+            click.echo(migrations.upgrade_script(place.require(), place.schema), nl=False)
+            return
         steps = migrations.plan(place.require(), place.schema)
     if json:
         emit({"schema": place.schema, "steps": steps})
@@ -54,7 +78,7 @@ def plan(place: Place, json: bool) -> None:
         for step in steps:
             found.add_row(cell(step.name), cell(len(step.sql.splitlines())))
         console().print(found)
-        say("the SQL itself: --json, or `skiplock db sql` for all of it", "dim")
+        say("the SQL itself: --sql", "dim")
 
 
 @db.command()

@@ -16,11 +16,12 @@ from skiplock.cli.look import emit, say
 from skiplock.cli.options import Moment, Place, database_options, json_option, option
 from skiplock.cli.target import load_app
 from skiplock.core.codec import check_name, plain_json
+from skiplock.core.depth import DEEP_REASON, too_deep
 from skiplock.core.job import NewJob
-from skiplock.core.outcome import seconds
+from skiplock.core.outcome import MAX_DELAY, seconds
 from skiplock.core.settings import Settings
 from skiplock.produce.enqueue import enqueue_call
-from skiplock.task import MAX_DELAY, MAX_META_BYTES, Task, check_max_attempts, check_priority, check_tags
+from skiplock.task import MAX_META_BYTES, Task, check_max_attempts, check_priority, check_tags
 
 
 @click.command(short_help="Enqueue one job.")
@@ -78,6 +79,8 @@ def _untyped(task: str, given: arguments.Texts, words: dict[str, str]) -> NewJob
     size, limit = len(args.encode()), Settings().max_args_bytes
     if size > limit:
         raise click.UsageError(f"the arguments are {size:,} bytes of JSON, at most {limit:,} are allowed")
+    if too_deep(args):
+        raise click.UsageError(f"the arguments: what they hold {DEEP_REASON}")
     return NewJob(check_name(task, "task name"), args)
 
 

@@ -28,6 +28,7 @@ from skiplock.core.events import Event, Events
 from skiplock.core.failure import describe
 from skiplock.core.job import Job
 from skiplock.core.outcome import Failure, Verdict
+from skiplock.core.size import size_as_text
 
 LOGGER = "skiplock"
 LEVELS = {
@@ -36,6 +37,9 @@ LEVELS = {
     "worker_stopped": logging.INFO,
     "worker_lost": logging.WARNING,
     "worker_rescued": logging.WARNING,
+    "reconciled": logging.WARNING,
+    "claimed": logging.DEBUG,
+    "settled": logging.DEBUG,
     "attempt_started": logging.DEBUG,
     "attempt_ended": logging.DEBUG,  # told for every job, so it is heard at DEBUG only
     "attempt_failed": logging.WARNING,  # at most; see _VERDICTS
@@ -43,16 +47,25 @@ LEVELS = {
     "settle_refused": logging.WARNING,
     "handler_stuck": logging.WARNING,
     "handler_unstuck": logging.INFO,
+    "loop_blocked": logging.WARNING,
+    "loop_unblocked": logging.INFO,
     "claim_failed": logging.WARNING,
     "settle_failed": logging.WARNING,
     "beat_failed": logging.WARNING,
     "listen_failed": logging.WARNING,
     "hook_failed": logging.WARNING,
     "promoted": logging.DEBUG,
+    "task_process_started": logging.DEBUG,
+    "task_process_ended": logging.DEBUG,  # one that died has failed its job, which is told
     "child_started": logging.INFO,
     "child_restarted": logging.INFO,
     "child_died": logging.WARNING,
     "child_rescued": logging.INFO,
+    "child_retiring": logging.INFO,
+    "child_recycled": logging.INFO,
+    "worker_recycling": logging.INFO,
+    "worker_vouched": logging.WARNING,
+    "worker_heard": logging.INFO,
     "queue_not_served": logging.WARNING,
 }
 _VERDICTS = {
@@ -62,6 +75,14 @@ _VERDICTS = {
     Verdict.RETRY: (logging.WARNING, "attempt failed, will be retried"),
     Verdict.CANCELLED: (logging.INFO, "attempt cancelled"),
     Verdict.RELEASE: (logging.INFO, "attempt given back"),
+}
+# What to do about it, for those who see such a line for the first time.
+_HINTS = {
+    "handler_stuck": "it does not heed its interruption: its job is settled, its slot stays taken until it ends",
+    "loop_blocked": "no other handler moves on and no timeout works meanwhile: await, use a `def` handler, "
+    'or executor="process"',
+    "worker_vouched": 'it lives but cannot beat: a handler holds the interpreter (give such a task executor="process"), '
+    "the machine is overloaded, or the database lets its heartbeat wait",
 }
 _MAX_LISTED = 10  # ids in one text line
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -114,6 +135,8 @@ class EventLog:
                 trace = value
             elif value is not None:
                 told[key] = _simple(value)
+        if name in _HINTS:
+            told["hint"] = _HINTS[name]
         if not self._wants_trace(level, fields):
             trace = None
         _handle(self.logger, level, title, told, trace)
@@ -145,7 +168,8 @@ def _one_line(failure: Failure) -> str:
 
 
 def _as_text(fields: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={_value(value)}" for key, value in fields.items() if key != "event")
+    texts = {**fields, "memory": size_as_text(fields["memory"])} if "memory" in fields else fields
+    return " ".join(f"{key}={_value(value)}" for key, value in texts.items() if key != "event")
 
 
 def _value(value: Any) -> str:

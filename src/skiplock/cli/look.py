@@ -55,6 +55,11 @@ def plain(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def plain_json(text: str) -> str:
+    """The same for JSON, which stays JSON: such characters can only be in its strings."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def cell(value: object, style: str = "") -> Text:
     """A value on one line; nothing for None."""
     text = "" if value is None else plain(str(value)).replace("\n", " ")

@@ -17,6 +17,7 @@ from skiplock.cli.session import Session
 from skiplock.core.codec import check_name
 from skiplock.core.errors import ConfigurationError, OptionError
 from skiplock.core.settings import DSN_VARIABLES, resolve_dsn
+from skiplock.core.size import size_in_bytes
 from skiplock.store.schema import DEFAULT_SCHEMA, check_schema
 from skiplock.task import check_time
 
@@ -80,7 +81,7 @@ def database_options(function: F, *, variables: Sequence[str] | None = DSN_VARIA
     @schema_option
     @functools.wraps(function)
     def wrapper(*args: Any, dsn: str | None, schema: str, **kwargs: Any) -> Any:
-        place = Place(dsn, check_schema(schema), dsn if _typed("dsn") else None, schema if _typed("schema") else None)
+        place = Place(dsn, check_schema(schema), dsn if typed("dsn") else None, schema if typed("schema") else None)
         return function(*args, place=place, **kwargs)
 
     return wrapper  # type: ignore[return-value]
@@ -90,7 +91,8 @@ def database_options(function: F, *, variables: Sequence[str] | None = DSN_VARIA
 own_database_options = functools.partial(database_options, variables=None)
 
 
-def _typed(name: str) -> bool:
+def typed(name: str) -> bool:
+    """Whether that option stands on the command line."""
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
@@ -147,6 +149,19 @@ class QueueRoom(_ParamType):
         if not (number.isascii() and number.isdigit()) or not 1 <= int(number[:9]) <= 10_000:
             self.fail(f"{value!r}: the concurrency must be a whole number from 1 to 10000, as in mail=20", param, ctx)
         return name, int(number)
+
+
+class MemorySize(_ParamType):
+    """`512MiB`: an amount of memory, in bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        try:
+            return size_in_bytes(int(text) if text.isascii() and text.isdigit() else text, "size")
+        except OptionError:
+            self.fail(f"{text!r} is not an amount of memory, as in 512MiB or 2GiB", param, ctx)
 
 
 class Moment(_ParamType):

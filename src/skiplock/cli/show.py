@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from rich.console import Console
-from rich.json import JSON
+from rich.highlighter import JSONHighlighter
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +22,7 @@ from skiplock.cli.look import (
     fields_grid,
     first_line,
     plain,
+    plain_json,
     span,
     state,
     table,
@@ -169,7 +171,9 @@ def _section(to: Console, title: str | Text, body: Text) -> None:
 
 
 def _pretty(value: Any) -> Text:
-    return JSON.from_data(value, ensure_ascii=False, default=str).text
+    text = Text(plain_json(json.dumps(value, indent=2, ensure_ascii=False, default=str)), no_wrap=True)
+    JSONHighlighter().highlight(text)
+    return text
 
 
 def complain(text: str) -> None:

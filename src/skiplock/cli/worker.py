@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -14,12 +14,23 @@ import click
 from skiplock.app import Skiplock
 from skiplock.cli import logs
 from skiplock.cli.failures import database_errors, exit_code
-from skiplock.cli.options import DEFAULT_CONCURRENCY, Place, QueueRoom, database_options, internal, option
+from skiplock.cli.options import (
+    DEFAULT_CONCURRENCY,
+    MemorySize,
+    Place,
+    QueueRoom,
+    database_options,
+    internal,
+    option,
+    typed,
+)
 from skiplock.cli.session import session
 from skiplock.cli.target import load_app
 from skiplock.core.errors import SkiplockError
-from skiplock.core.settings import WorkerSettings
-from skiplock.fleet import run_worker, supervise
+from skiplock.core.settings import LISTEN_VARIABLE, WorkerSettings
+from skiplock.fleet import supervise
+from skiplock.process import run_worker
+from skiplock.work.startmap import StartMap
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DEFAULTS = WorkerSettings()
@@ -47,6 +58,25 @@ def seconds_option(name: str, default: float, help: str) -> Callable[[F], F]:
     return option(name, type=kind, default=default, show_default=True, metavar="SECONDS", help=help)
 
 
+def wear_options(of: str, what: str) -> Callable[[F], F]:
+    """When one of these processes is replaced."""
+    jobs, age = click.IntRange(min=1), click.FloatRange(min=0.0, min_open=True)
+    decorators = (
+        option(f"{of}max-age", type=age, metavar="SECONDS", help=f"Replace {what} that has lived so long."),
+        option(
+            f"{of}max-memory", type=MemorySize(), metavar="SIZE", help=f"Replace {what} that holds more, as in 1GiB."
+        ),
+        option(f"{of}max-jobs", type=jobs, metavar="N", help=f"Replace {what} that has run so many jobs."),
+    )
+
+    def decorate(function: F) -> F:
+        for decorator in decorators:
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
 @click.command(short_help="Run the jobs of an app.")
 @click.argument("target", metavar="MODULE:APP")
 @queue_option
@@ -58,9 +88,24 @@ def seconds_option(name: str, default: float, help: str) -> Callable[[F], F]:
 @seconds_option("--beat-every", _DEFAULTS.beat_every, "Heartbeat.")
 @seconds_option("--lost-after", _DEFAULTS.lost_after, "No beat for so long: others take its jobs.")
 @seconds_option("--poll-every", _DEFAULTS.poll_every, "Look for work at least so often.")
+@option(
+    "--listen-dsn",
+    envvar=LISTEN_VARIABLE,
+    metavar="DSN",
+    help="A direct connection for notifications, where --dsn is a pooler in transaction mode.",
+)
+@wear_options("--", "a worker process")
+@seconds_option("--vouch-for", _DEFAULTS.vouch_for, "Beat so long for a process that cannot itself; then kill it.")
+@option(
+    "--children",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help='Child processes for tasks with executor="process".  [default: one a processor]',
+)
+@wear_options("--child-", "a child process")
 @log_options
 @internal("--child", is_flag=True)
-@internal("--startmap", type=click.Path(path_type=Path))
+@internal("--startmap", type=int)
 @internal("--parent-pipe", type=int)
 @database_options
 def worker(target: str, place: Place, processes: int, no_supervisor: bool, child: bool, **options: Any) -> int:
@@ -73,13 +118,17 @@ def worker(target: str, place: Place, processes: int, no_supervisor: bool, child
     logs.install(options["log_format"], options["log_level"])
     try:
         app = place.turn(load_app(target))
+        # An address in the environment, or in the app, goes with the database named there and not with one that is typed.
+        if typed("listen_dsn") or typed("dsn"):
+            listen_dsn = options["listen_dsn"] if typed("listen_dsn") else place.dsn
+            app.settings = replace(app.settings, listen_dsn=listen_dsn)
         settings = _settings(app, **options)
         logs.subscribe(app.events)
         if not child:
             _warn_of_unserved(app, settings)
         if child or no_supervisor:
             _run(app, settings, options["startmap"], options["parent_pipe"])
-        return _supervise(app, settings, processes)
+        _supervise(app, settings, processes)
     except SkiplockError as error:
         if options["log_format"] == "text":
             raise
@@ -96,8 +145,11 @@ def _settings(app: Skiplock, *, queue: Sequence[tuple[str, int]], **options: Any
     if not served:
         named = sorted({"default"} | {task.spec.queue for task in app.tasks.values()})
         served = dict.fromkeys(named, DEFAULT_CONCURRENCY)
-    keys = ("name", "grace", "beat_every", "lost_after", "drain", "poll_every")
-    return WorkerSettings(queues=served, **{key: options[key] for key in keys})
+    keys = ("name", "grace", "beat_every", "lost_after", "drain", "poll_every", "vouch_for")
+    wear = ("max_jobs", "max_memory", "max_age")
+    if_given = ("children", *wear, *[f"child_{key}" for key in wear])
+    given = {key: options[key] for key in if_given if options[key] is not None}
+    return WorkerSettings(queues=served, **{key: options[key] for key in keys}, **given)
 
 
 def _warn_of_unserved(app: Skiplock, settings: WorkerSettings) -> None:
@@ -109,17 +161,22 @@ def _warn_of_unserved(app: Skiplock, settings: WorkerSettings) -> None:
         app.events.emit("queue_not_served", queue=queue, tasks=tasks)
 
 
-def _supervise(app: Skiplock, settings: WorkerSettings, processes: int) -> int:
+def _supervise(app: Skiplock, settings: WorkerSettings, processes: int) -> NoReturn:
     command = [sys.executable, "-m", "skiplock", *session().argv]
-    return supervise(
-        command, processes=processes, dsn=app.dsn, schema=app.schema, grace=settings.grace, events=app.events
-    )
+    _end(supervise(command, settings, processes=processes, dsn=app.dsn, schema=app.schema, events=app.events))
 
 
-def _run(app: Skiplock, settings: WorkerSettings, startmap: Path | None, parent_pipe: int | None) -> NoReturn:
+def _run(app: Skiplock, settings: WorkerSettings, startmap: int | None, parent_pipe: int | None) -> NoReturn:
+    shared = None if startmap is None else StartMap(startmap)
     with database_errors():
-        code = run_worker(app, settings, startmap_path=startmap, parent_pipe=parent_pipe)
+        code = run_worker(app, settings, startmap=shared, parent_pipe=parent_pipe)
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """At once: a thread that never ends would keep the interpreter alive, and one that is being torn down heeds signals again, so
+    that the echo of one would change the exit code."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a handler's thread that never ends would keep the interpreter alive
+    os._exit(code)

@@ -16,24 +16,18 @@ from typing import Any, NoReturn
 import msgspec
 
 from skiplock.core.annotations import Parameter, check_type, parameters_of, resolve, signature_of
+from skiplock.core.depth import DEEP_REASON, SHALLOW, decode_json, too_deep
 from skiplock.core.errors import ArgumentError, OptionError, PayloadTooLargeError, TaskDefinitionError
-from skiplock.core.inspect_value import MAX_DEPTH, Refusal, compare, find_fault, shown, step, too_deep
+from skiplock.core.failure import safe_text
+from skiplock.core.inspect_value import Refusal, compare, find_fault, kind_of, shown, step
 from skiplock.core.job import MAX_NAME
+from skiplock.core.locate import ModelError, first_model_error, located, unencodable
 
 MAX_RESULT = 1_048_576  # bytes of an encoded result, unless the caller says otherwise
 
 _NUL = b"\\u0000"
 _NOT_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_MSGSPEC_PATH = re.compile(r" - at `(?:key` in `)?\$(.*?)`$", re.DOTALL)
-_MAX_TRIALS = 1000  # keys tried to find out which one msgspec meant by `[...]`
-
-
-class ModelError(ValueError):
-    """What a pydantic model said about its data; `path` lies inside the model."""
-
-    def __init__(self, message: str, path: str) -> None:
-        super().__init__(message)
-        self.path = path
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def _to_json(value: Any) -> Any:
@@ -51,7 +45,7 @@ def _to_json(value: Any) -> Any:
         return datetime(*moment, tzinfo=value.tzinfo, fold=value.fold)
     if isinstance(value, date):
         return date(value.year, value.month, value.day)
-    raise TypeError(f"objects of type {type(value).__qualname__} cannot be stored as JSON")
+    raise TypeError(f"objects of type {kind_of(value)} cannot be stored as JSON")
 
 
 def _from_json(kind: Any, value: Any) -> Any:
@@ -61,18 +55,8 @@ def _from_json(kind: Any, value: Any) -> Any:
     try:
         return kind.model_validate_json(msgspec.json.encode(value))
     except ValueError as error:
-        first = _first_model_error(error)
+        first = first_model_error(error)
         raise ModelError(f"{kind.__name__}: {first[1]}", first[0]) from error
-
-
-def _first_model_error(error: ValueError) -> tuple[str, str]:
-    """Path and message of the first thing a pydantic ValidationError complains about."""
-    try:
-        first = error.errors()[0]  # type: ignore[attr-defined]  # pydantic's, which is not imported here
-        path = "".join(f"[{part}]" if isinstance(part, int) else step(part) for part in first["loc"])
-        return path, f"{first['msg']}, got {shown(first['input'])}"
-    except Exception:
-        return "", str(error)
 
 
 _encode = msgspec.json.Encoder(enc_hook=_to_json).encode
@@ -121,6 +105,8 @@ class ArgsCodec:
             raw = _encode(given)
             if len(raw) > limit:
                 raise _too_large("the arguments", len(raw), limit, self.task)
+            if len(raw) > SHALLOW and too_deep(raw):
+                _refuse_depth(given)
             back = self._decode(raw)
             if _NUL in raw or self._close or given != back:
                 self._look_closely(given, back, raw)
@@ -137,12 +123,12 @@ class ArgsCodec:
         """
         if self._struct is None:
             self._resolve()
+        if len(raw) > SHALLOW and too_deep(raw):
+            raise self._misfit("$", DEEP_REASON)
         try:
             given = self._decode(raw)
         except Exception as error:
-            path, reason = _located(error, raw, self._decode)
-            text = f"{self.task}: the stored arguments do not fit its signature: {path} {reason}"
-            raise ArgumentError(text, task=self.task, path=path) from error
+            raise self._misfit(*located(error, raw, self._decode, _encode)) from error
         found = msgspec.structs.asdict(given)
         for name in self._optional:
             if found[name] is msgspec.UNSET:
@@ -198,8 +184,8 @@ class ArgsCodec:
         except Refusal as refusal:
             raise self._error(refusal.path, refusal.reason) from None
         except Exception as again:
-            raise self._error("$", f"cannot be stored as JSON: {again}") from again
-        path, reason = _located(error, raw, self._decode)
+            raise self._error("$", f"cannot be stored as JSON: {safe_text(again, 300)}") from again
+        path, reason = located(error, raw, self._decode, _encode)
         raise self._error(path, reason) from error
 
     def _refuse_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
@@ -219,6 +205,10 @@ class ArgsCodec:
     def _error(self, path: str, reason: str) -> ArgumentError:
         return ArgumentError(f"{self.task}: {path} {reason}", task=self.task, path=path)
 
+    def _misfit(self, path: str, reason: str) -> ArgumentError:
+        text = f"{self.task}: the stored arguments do not fit its signature: {path} {reason}"
+        return ArgumentError(text, task=self.task, path=path)
+
 
 def _field(parameter: Parameter, hints: dict[str, Any]) -> Any:
     hint = hints[parameter.name]
@@ -237,27 +227,27 @@ def encode_result(value: Any, *, limit: int = MAX_RESULT, task: str = "") -> str
         raw = _encode(value)
         if len(raw) > limit:
             raise _too_large("the result", len(raw), limit, task)
+        if len(raw) > SHALLOW and too_deep(raw):
+            _refuse_depth(value)
         if type(value) not in (int, bool) and _is_suspicious(raw):
             find_fault(value, _encode)
     except ArgumentError:
         raise
     except Exception as error:
-        path, reason = _why_unencodable(value, error)
+        path, reason = unencodable(value, error, _encode)
         raise ArgumentError(f"{task or 'result'}: the result at {path} {reason}", task=task, path=path) from error
     return raw.decode()
 
 
 def _is_suspicious(raw: bytes) -> bool:
     """Whether this JSON shows traces of what must be refused: NaN leaves a null, Decimal("NaN") a text."""
-    return (
-        _NUL in raw
-        or b"null" in raw
-        or b'NaN"' in raw
-        or b'Infinity"' in raw
-        or b'nan"' in raw
-        or b'inf"' in raw
-        or (len(raw) > 2 * MAX_DEPTH and too_deep(raw))
-    )
+    return _NUL in raw or b"null" in raw or b'NaN"' in raw or b'Infinity"' in raw or b'nan"' in raw or b'inf"' in raw
+
+
+def _refuse_depth(value: Any) -> NoReturn:
+    """Raises Refusal for what is nested too deep, with the path to where it is."""
+    find_fault(value, _encode)
+    raise Refusal(DEEP_REASON)
 
 
 def plain_json(value: Any, what: str, limit: int) -> str:
@@ -269,14 +259,16 @@ def plain_json(value: Any, what: str, limit: int) -> str:
         raise OptionError(f"{what}: {shown(value)} is not a dict")
     try:
         raw = _encode(value)
-        compare(value, msgspec.json.decode(raw))
+        if len(raw) > limit:
+            raise OptionError(f"{what}: {len(raw):,} bytes of JSON, at most {limit:,} are allowed")
+        compare(value, decode_json(raw))
         if _NUL in raw:
             find_fault(value, _encode)
+    except OptionError:
+        raise
     except Exception as error:
-        path, reason = _why_unencodable(value, error)
+        path, reason = unencodable(value, error, _encode)
         raise OptionError(f"{what}: {path} {reason}") from error
-    if len(raw) > limit:
-        raise OptionError(f"{what}: {len(raw):,} bytes of JSON, at most {limit:,} are allowed")
     return raw.decode()
 
 
@@ -296,88 +288,20 @@ def check_name(value: Any, what: str) -> str:
     return name
 
 
-# --- where and why ---------------------------------------------------------------------------------------------------
+def check_text(value: Any, what: str) -> str:
+    """Any text that PostgreSQL can hold, as plain str: what is looked for need not be a name that could be given today.
+
+    Raises OptionError.
+    """
+    if not isinstance(value, str):
+        raise OptionError(f"{what}: {shown(value)} is not text")
+    text = str.__str__(value)
+    if _UNSTORABLE.search(text):
+        raise OptionError(f"{what}: {shown(text)} holds NUL or lone surrogates")
+    return text
 
 
 def _too_large(what: str, size: int, limit: int, task: str) -> PayloadTooLargeError:
     way_out = "store the data elsewhere (a table, a file, an object store) and pass its key"
     text = f"{task or 'job'}: {what} would be {size:,} bytes of JSON, at most {limit:,} are allowed; {way_out}"
     return PayloadTooLargeError(text, task=task)
-
-
-def _why_unencodable(value: Any, error: Exception) -> tuple[str, str]:
-    """Path and reason for a value that has no JSON of its own kind."""
-    if isinstance(error, Refusal):
-        return error.path, error.reason
-    try:
-        find_fault(value, _encode)
-    except Refusal as refusal:
-        return refusal.path, refusal.reason
-    except Exception as again:
-        error = again
-    return "$", f"cannot be stored as JSON: {error}"
-
-
-def _located(error: Exception, raw: str | bytes, decode: Callable[[str | bytes], Any]) -> tuple[str, str]:
-    """Path and reason of a decoding error, with what was found there."""
-    text = str(error)
-    match = _MSGSPEC_PATH.search(text)
-    reason = text[: match.start()] if match else text
-    try:
-        plain = msgspec.json.decode(raw)
-    except Exception:
-        return "$", f"is no JSON: {reason}"
-    inside = match[1] if match else ""
-    path, value = _expand(plain, inside, text, lambda trial: decode(msgspec.json.encode(trial)))
-    model = error.__cause__
-    if isinstance(model, ModelError):
-        return f"${path}{model.path}", f"is refused: {model}"
-    unknown = re.search(r"unknown field `(.*)`$", reason) or re.search(r"missing required field `(.*)`$", reason)
-    if unknown:
-        return f"${path}{step(unknown[1])}", f"is refused: {reason}"
-    return f"${path}", f"is refused: {reason}, given {shown(value)}"
-
-
-def _expand(plain: Any, inside: str, text: str, decode: Callable[[Any], Any]) -> tuple[str, Any]:
-    """msgspec's path with its ``[...]`` (some key of a dict) replaced by the key it means, and the value there.
-
-    The key is found by trial: the dict is cut to one entry at a time until the same error comes up again.
-    """
-    steps: list[str | int | None] = [
-        None if part == "[...]" else int(part[1:-1]) if part[0] == "[" else part[1:]
-        for part in re.findall(r"\[\.\.\.\]|\[\d+\]|\.[^.\[]+", inside)
-    ]
-    path, node = "", plain
-    for part in steps:
-        if part is None:
-            found = _guilty_key(plain, node, text, decode)
-            if found is None:
-                return path + "[…]", node
-            part = found
-            path += step(part)
-        else:
-            path += f"[{part}]" if isinstance(part, int) else step(part)
-        try:
-            node = node[part]
-        except (LookupError, TypeError):
-            return path, node
-    return path, node
-
-
-def _guilty_key(plain: Any, node: Any, text: str, decode: Callable[[Any], Any]) -> str | None:
-    if not isinstance(node, dict):
-        return None
-    entries = list(node.items())
-    try:
-        for key, child in entries[:_MAX_TRIALS]:
-            node.clear()
-            node[key] = child
-            try:
-                decode(plain)
-            except Exception as error:
-                if str(error) == text:
-                    return str(key)
-        return None
-    finally:
-        node.clear()
-        node.update(entries)

@@ -13,8 +13,11 @@
     ├── BlockingCallError           a sync call inside a running event loop
     ├── UnsupportedConnectionError  `connection=` is of a kind skiplock does not know
     ├── SchemaError                 the database lacks skiplock's schema, or has another version of it
-    ├── DatabaseUnavailableError    no connection could be had in time
-    └── JobLostError                recorded as the error of an attempt whose worker vanished (never raised)
+    ├── DatabaseUnavailableError    no connection could be had in time, it was lost, or the database refuses for now
+    │   └── MigrationBlockedError   something in the database stands in the way of a migration
+    ├── JobLostError                recorded as the error of an attempt whose worker vanished (never raised)
+    ├── ChildDiedError              the same for an attempt whose child process died (executor="process")
+    └── ChildStartError             the same where the child process could not even begin the attempt
 
 What a handler raises to say how its job goes on is not an error: see `skiplock.core.outcome`.
 """
@@ -86,8 +89,21 @@ class SchemaError(SkiplockError):
 
 
 class DatabaseUnavailableError(SkiplockError):
-    """No connection to the database could be had in time."""
+    """No connection to the database could be had in time, it was lost during the call, or the database refuses for now. Its
+    text says whether the call may have been done."""
+
+
+class MigrationBlockedError(DatabaseUnavailableError):
+    """Something in the database stands in the way of a migration: who holds a lock, or what depends on us. Nothing changed."""
 
 
 class JobLostError(SkiplockError):
     """The worker that ran the job vanished. Only recorded, never raised."""
+
+
+class ChildDiedError(SkiplockError):
+    """The child process that ran the attempt died. Only recorded, never raised; `retry_on` may name it."""
+
+
+class ChildStartError(SkiplockError):
+    """No child process could begin the attempt: it did not start, or could not import the task. Only recorded."""

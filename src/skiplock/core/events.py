@@ -7,20 +7,32 @@
 | worker_stopped    | it has left                                       | worker, released                                     |
 | worker_lost       | it learned that it was declared lost              | worker, running                                      |
 | worker_rescued    | this worker rescued another one's jobs            | worker, name, silent_for, jobs                       |
+| claimed           | a claim was answered, nothing of it has started   | jobs, queues                                         |
 | attempt_started   | a handler is about to run                         | job, task, queue, attempt                            |
 | attempt_ended     | an attempt ended                                  | job, task, queue, attempt, verdict, took, failure, delay |
 | attempt_failed    | one ended other than completed (beside the above) | as attempt_ended                                     |
 | job_dead          | its final failure                                 | job, task, queue, attempt, failure                   |
+| settled           | the database has taken a batch of outcomes        | jobs                                                 |
 | settle_refused    | results came too late, their lease was lost       | jobs                                                 |
-| handler_stuck     | a handler runs on after its timeout or cancel     | job, task, why, stack                                |
+| handler_stuck     | a handler runs on after its timeout or cancel     | job, task, why, seconds, stack                       |
 | handler_unstuck   | such a handler ended after all                    | job, task, seconds                                   |
+| loop_blocked      | a handler keeps the event loop from going round   | job, task, seconds, stack                            |
+| loop_unblocked    | it goes round again                               | seconds                                              |
 | claim_failed, settle_failed, beat_failed, listen_failed | a statement failed; it will be repeated | error, retry_in      |
 | hook_failed       | a hook or subscriber raised                       | hook, error                                          |
 | queue_not_served  | a task's queue is not among a worker's            | queue, tasks                                         |
+| reconciled        | a failover had undone claims or settles; put right | lost, settled_again, released                       |
 | promoted          | waiting jobs became ready                         | jobs                                                 |
-| child_started, child_restarted | the supervisor started a worker process | pid                                                  |
-| child_died        | one died                                          | pid, code, reason, restart_in                        |
-| child_rescued     | its jobs were given back                          | pid, worker, jobs, started                           |
+| task_process_started | a child process for tasks with executor="process" | pid                                               |
+| task_process_ended | one ended, was replaced or died                  | pid, jobs, reason                                    |
+| worker_recycling  | a worn-out process claims no more                 | worker, reason, jobs, memory, age, running, then     |
+| worker_vouched    | the supervisor beats for a process that is silent | pid, worker, silent_for, jobs                        |
+| worker_heard      | such a process beats again by itself              | pid, worker, silent_for                              |
+| child_started, child_restarted | the supervisor started a worker process | pid, instead_of (a worn-out one's pid)               |
+| child_died        | one died                                          | pid, code, reason, restart_in, stack                 |
+| child_retiring    | a worn-out one was told that its successor works  | pid, successor                                       |
+| child_recycled    | it has ended                                      | pid                                                  |
+| child_rescued     | a dead one's jobs were given back                 | pid, worker, jobs, started                           |
 """
 
 from __future__ import annotations
@@ -29,6 +41,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from skiplock.core.failure import safe_text
+from skiplock.core.inspect_value import kind_of, shown
 
 Subscriber = Callable[["Event"], None]
 
@@ -67,6 +82,14 @@ class Events:
                 subscriber(event)
             except BaseException as error:  # not even SystemExit: a subscriber never decides the fate of a job
                 if name != "hook_failed":
-                    self.emit("hook_failed", hook=getattr(subscriber, "__qualname__", repr(subscriber)), error=error)
+                    self.emit("hook_failed", hook=name_of(subscriber), error=error)
                 else:
-                    print(f"skiplock: subscriber {subscriber!r} failed: {error!r}", file=sys.stderr)
+                    print(f"skiplock: subscriber {name_of(subscriber)} failed: {shown(error)}", file=sys.stderr)
+
+
+def name_of(hook: object) -> str:
+    """What to call it in messages: it may be an object of any kind, and its `repr` code that fails too."""
+    try:
+        return safe_text(getattr(hook, "__qualname__", None) or kind_of(hook), 200)
+    except Exception:
+        return kind_of(hook)

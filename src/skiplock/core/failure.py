@@ -141,7 +141,7 @@ def _one(error: BaseException, depth: int) -> Iterator[str]:
     message = safe_text(error, 4000)
     yield f"{safe_text(_class_name(error), 300)}: {message}" if message else safe_text(_class_name(error), 300)
     yield from _notes(error)
-    if isinstance(error, BaseExceptionGroup):
+    if issubclass(type(error), BaseExceptionGroup):  # `isinstance` asks the error for its class, which may lie or raise
         yield from _members(error, depth)
 
 
@@ -171,11 +171,11 @@ def _notes(error: BaseException) -> Iterator[str]:
     except BaseException:
         return
     if isinstance(notes, list):
-        for note in notes[:10]:
+        for note in list.__getitem__(notes, slice(10)):  # past what a subclass makes of it
             yield safe_text(note, 1000)
 
 
-def _members(group: BaseExceptionGroup[BaseException], depth: int) -> Iterator[str]:
+def _members(group: BaseException, depth: int) -> Iterator[str]:
     members: tuple[BaseException, ...] = BaseExceptionGroup.__dict__["exceptions"].__get__(group)
     if depth >= MAX_GROUP_DEPTH:
         yield f"  … {len(members):,} exceptions inside, not shown …"

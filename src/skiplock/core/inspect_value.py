@@ -19,18 +19,17 @@ from uuid import UUID
 
 import msgspec
 
-MAX_DEPTH = 200  # levels of containers: msgspec and Python both stop near 1,000, PostgreSQL's parser at its stack limit
+from skiplock.core.depth import DEEP_REASON, MAX_DEPTH
+from skiplock.core.failure import safe_text
 
 # Same type and equal means the same value. Everything else has a rule of its own below.
 _PLAIN = frozenset({str, int, bool, type(None), bytes, bytearray, date, timedelta, UUID})
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _NUL_REASON = "holds a NUL character, which PostgreSQL cannot store in text"
 _SURROGATE_REASON = (
     "holds a lone surrogate (a byte that was not valid UTF-8), which is no text; decode it or send bytes"
 )
 _NAIVE_REASON = "is a datetime without a time zone; use an aware one, say datetime.now(UTC)"
-_DEEP_REASON = f"is nested deeper than {MAX_DEPTH} levels"
 
 
 class Refusal(Exception):
@@ -67,8 +66,13 @@ def shown(value: Any) -> str:
     try:
         text = _short.repr(value)
     except Exception:
-        text = f"<{type(value).__name__} that cannot be shown>"
+        text = f"<{kind_of(value)} that cannot be shown>"
     return text[:200].encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def kind_of(value: Any) -> str:
+    """The name of its class: as it is known to the interpreter, whatever a metaclass makes of it."""
+    return safe_text(type.__dict__["__qualname__"].__get__(type(value)), 100)
 
 
 def step(key: Any) -> str:
@@ -113,20 +117,6 @@ def _children(value: Any) -> Iterator[tuple[str, Any]] | None:
 # --- one value -------------------------------------------------------------------------------------------------------
 
 
-def too_deep(raw: bytes) -> bool:
-    """Whether this JSON *may* nest deeper than `MAX_DEPTH`. Cheap: it works on the brackets alone.
-
-    Brackets inside strings can make it say yes wrongly; `find_fault` then knows better.
-    """
-    brackets = raw.translate(None, _NOT_BRACKETS)
-    for _ in range(MAX_DEPTH):
-        fewer = brackets.replace(b"[]", b"").replace(b"{}", b"")
-        if len(fewer) == len(brackets):
-            break
-        brackets = fewer
-    return bool(brackets)
-
-
 def find_fault(value: Any, encode: Callable[[Any], bytes]) -> None:
     """Raises Refusal at the first thing inside `value` that JSON in PostgreSQL cannot hold; else returns.
 
@@ -149,7 +139,7 @@ def _find_fault(value: Any, encode: Callable[[Any], bytes], depth: int, above: s
     if id(value) in above:
         raise Refusal("refers to itself")
     if depth >= MAX_DEPTH:
-        raise Refusal(_DEEP_REASON)
+        raise Refusal(DEEP_REASON)
     if isinstance(value, dict):
         _check_keys(value, encode)
     above.add(id(value))
@@ -170,9 +160,9 @@ def _check_text(text: str) -> None:
 
 def _check_number(value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise Refusal(f"is {value!r}, which JSON cannot hold; use None or text")
+        raise Refusal(f"is {float.__repr__(value)}, which JSON cannot hold; use None or text")
     if isinstance(value, Decimal) and not value.is_finite():
-        raise Refusal(f"is {value!s}, which JSON cannot hold; use None or text")
+        raise Refusal(f"is {Decimal.__str__(value)}, which JSON cannot hold; use None or text")
 
 
 def _check_keys(value: dict[Any, Any], encode: Callable[[Any], bytes]) -> None:
@@ -191,9 +181,9 @@ def _try_encode(value: Any, encode: Callable[[Any], bytes]) -> None:
     try:
         encode(value)
     except (TypeError, NotImplementedError):
-        raise Refusal(f"is of type {type(value).__qualname__}, which cannot be stored as JSON") from None
+        raise Refusal(f"is of type {kind_of(value)}, which cannot be stored as JSON") from None
     except Exception as error:
-        raise Refusal(f"cannot be stored as JSON: {error}") from error
+        raise Refusal(f"cannot be stored as JSON: {safe_text(error, 300)}") from error
 
 
 # --- a value and what came back --------------------------------------------------------------------------------------
@@ -216,7 +206,7 @@ def compare(given: Any, back: Any, depth: int = 0) -> None:
         _compare_scalars(given, back)
     elif isinstance(given, dict | list | tuple | set | frozenset) or kind is found:
         if depth >= MAX_DEPTH:
-            raise Refusal(_DEEP_REASON)
+            raise Refusal(DEEP_REASON)
         _compare_containers(given, back, depth + 1)
     elif not _is_conversion(given, back):
         _check_number(given)
@@ -317,7 +307,7 @@ def _compare_parts(parts: Iterable[tuple[str, Any, Any]], depth: int) -> None:
 
 def _changed(given: Any, back: Any) -> Refusal:
     """The refusal of a value that is not what it was."""
-    kind, found = type(given).__qualname__, type(back).__qualname__
+    kind, found = kind_of(given), kind_of(back)
     if kind == found:
         return Refusal(f"would come back changed: {shown(given)} as {shown(back)}")
     reason = f"is of type {kind} but would come back as {found} ({shown(back)})"

@@ -11,6 +11,7 @@ import msgspec
 from skiplock.core.errors import OptionError
 
 Duration = float | int | timedelta | str  # seconds, timedelta, or "90s", "5m", "1h30m", "2d"
+MAX_DELAY = 100 * 366 * 86400.0  # seconds
 
 
 class ControlFlow(Exception):
@@ -26,7 +27,7 @@ class Retry(ControlFlow):
     def __init__(self, reason: str = "", *, delay: Duration | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.delay = None if delay is None else seconds(delay, "Retry(delay=…)")
+        self.delay = None if delay is None else pause(delay, "Retry(delay=…)")
 
 
 class Snooze(ControlFlow):
@@ -38,7 +39,7 @@ class Snooze(ControlFlow):
     def __init__(self, delay: Duration, reason: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
-        self.delay = seconds(delay, "Snooze(delay)")
+        self.delay = pause(delay, "Snooze(delay)")
 
 
 class Cancel(ControlFlow):
@@ -69,6 +70,14 @@ def seconds(value: Duration, where: str = "duration") -> float:
     if not math.isfinite(result) or result < 0:
         raise OptionError(f"{where}: {value!r} is not a duration of at least 0 seconds")
     return result
+
+
+def pause(value: Duration, where: str) -> float:
+    """As `seconds`, at most `MAX_DELAY`: what the database's clock can add to now. Raises OptionError."""
+    found = seconds(value, where)
+    if found > MAX_DELAY:
+        raise OptionError(f"{where}: {value!r} is more than 100 years")
+    return found
 
 
 def _seconds(value: Duration, where: str) -> float:

@@ -34,6 +34,10 @@ class Share:
         else:
             self.next_at = now + max(0.0, seconds - self.usual * 1.5 - 0.0005) / self.share
 
+    def failed(self, seconds: float, now: float) -> None:
+        """The dear form took that long and came to nothing (a statement_timeout, say): the cheap one must have its turn."""
+        self.next_at = now + max(0.0, seconds - self.usual * 1.5 - 0.0005) / self.share
+
     def reset(self) -> None:
         """Start afresh."""
         self.next_at = self.usual = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,9 @@ from skiplock.core.retry import DEFAULT_BACKOFF, RetryMap, RetryRule
 if TYPE_CHECKING:
     from skiplock.core.codec import ArgsCodec
 
-EVENT_LOOP, THREAD = "async", "thread"  # "process" is the third; its seam is `skiplock.work.executors`
+# Where a handler runs: on the worker's loop, in a thread of the worker (both `work/run.py`), or in a child process
+# (`work/children.py` on the worker's side, `child.py` on the other).
+EVENT_LOOP, THREAD, PROCESS = "async", "thread", "process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,10 @@ class ResourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """A registered function and its settings. Times in seconds; `timeout=None` means no limit."""
+    """A registered function and its settings. Times in seconds; `timeout=None` means no limit.
+
+    `memory`: bytes that its child process may have while it runs there, None: no limit of ours.
+    """
 
     name: str
     function: Callable[..., Any]
@@ -34,6 +40,7 @@ class TaskSpec:
     priority: int = 0
     max_attempts: int = 10
     timeout: float | None = None
+    memory: int | None = None
     backoff: RetryRule = DEFAULT_BACKOFF
     retry_on: RetryMap | None = None
     wants_context: bool = False
@@ -41,3 +48,8 @@ class TaskSpec:
     middleware: tuple[Callable[..., Any], ...] = ()
     hooks: Mapping[str, tuple[Callable[..., Any], ...]] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it is an `async def`, wherever it runs."""
+        return inspect.iscoroutinefunction(self.function)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from skiplock.core.codec import check_text
 from skiplock.core.errors import JobNotFoundError, JobStateError
 from skiplock.core.job import JobState
 from skiplock.desk.find import check_id
@@ -40,12 +41,12 @@ def delete_call(job_id: int, schema: str) -> Call[JobState]:
 
 def pause_call(queue: str, schema: str) -> Call[None]:
     """No worker claims from this queue until it is resumed. Running jobs go on."""
-    return Call(render("SELECT skiplock.pause($1::text)", schema), (queue,), nothing)
+    return Call(render("SELECT skiplock.pause($1::text)", schema), (check_text(queue, "queue"),), nothing)
 
 
 def resume_call(queue: str, schema: str) -> Call[None]:
     """Claiming goes on."""
-    return Call(render("SELECT skiplock.resume($1::text)", schema), (queue,), nothing)
+    return Call(render("SELECT skiplock.resume($1::text)", schema), (check_text(queue, "queue"),), nothing)
 
 
 def _act(verb: str, job_id: int, schema: str) -> Call[JobState]:

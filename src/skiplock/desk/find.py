@@ -9,7 +9,10 @@ from typing import Any
 
 import msgspec
 
+from skiplock.core.codec import check_text
+from skiplock.core.depth import decode_json
 from skiplock.core.errors import JobNotFoundError, OptionError
+from skiplock.core.inspect_value import shown
 from skiplock.core.job import AttemptRecord, JobRecord, JobState
 from skiplock.store.call import Call, Row
 from skiplock.store.literal import text_array
@@ -23,12 +26,14 @@ _GET = f"""SELECT {_COLUMNS}, (
     FROM skiplock.attempts a WHERE a.job_id = j.id)::text
 FROM skiplock.find(ARRAY[$1::text::bigint]) j"""
 # Newest first, by id: one merge over the partitions' id indexes where there is one, and a bounded sort elsewhere.
-_LIST = f"""SELECT {_COLUMNS}, NULL
-FROM skiplock.jobs j
+# Large arguments are looked up for the jobs of the page only.
+_LISTED = _COLUMNS.replace("j.args", "coalesce(j.args, (SELECT p.args FROM skiplock.payloads p WHERE p.job_id = j.id))")
+_LIST = f"""SELECT {_LISTED}, NULL
+FROM (SELECT * FROM skiplock.jobs j
 WHERE ($1::text IS NULL OR j.state = ANY (($1::text)::text[]))
   AND ($2::text IS NULL OR j.queue = $2::text) AND ($3::text IS NULL OR j.task = $3::text)
   AND ($4::text IS NULL OR j.id < $4::text::bigint) AND ($5::text IS NULL OR $5::text = ANY (j.tags))
-ORDER BY j.id DESC LIMIT $6::text::integer"""
+ORDER BY j.id DESC LIMIT $6::text::integer) j ORDER BY j.id DESC"""
 # Queues with waiting, ready, running or dead jobs, plus the paused ones. The finished are counted for today only.
 _QUEUES = """SELECT q.queue, sum(q.waiting)::bigint, sum(q.ready)::bigint, sum(q.running)::bigint, sum(q.dead)::bigint,
     bool_or(q.paused), extract(epoch FROM skiplock.now() - min(q.oldest))::float8
@@ -104,10 +109,10 @@ def list_call(
         raise OptionError(f"limit {limit!r}: must be from 1 to 1000")
     params = (
         text_array(states) if states else None,
-        queue,
-        task,
+        None if queue is None else check_text(queue, "queue"),
+        None if task is None else check_text(task, "task"),
         None if before is None else str(check_id(before)),
-        tag,
+        None if tag is None else check_text(tag, "tag"),
         str(limit),
     )
     return Call(render(_LIST, schema), params, lambda rows: [_record(row) for row in rows])
@@ -130,7 +135,7 @@ def workers_call(schema: str) -> Call[list[WorkerRecord]]:
 def check_id(job_id: int) -> int:
     """The id, if it can be one. Raises OptionError."""
     if not isinstance(job_id, int) or isinstance(job_id, bool) or not 0 <= job_id < 2**63:
-        raise OptionError(f"job id {job_id!r}: an id is a whole number from 1 to {2**63 - 1}")
+        raise OptionError(f"job id {shown(job_id)}: an id is a whole number from 1 to {2**63 - 1}")
     return job_id
 
 
@@ -144,11 +149,11 @@ def _record(row: Row) -> JobRecord:
 
 
 def _json(text: str | None) -> Any:
-    """The value, or the text itself where only PostgreSQL can read it (nested too deep, lone surrogates, enqueued through
-    SQL): one such row must not break a list."""
+    """The value, or the text itself where only PostgreSQL can read it (nested too deep, lone surrogates, numbers without end:
+    enqueued through SQL): one such row must not break a list."""
     if text is None:
         return None
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        return decode_json(text)
+    except ValueError:
         return text

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TypeVar
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
-from psycopg import Error
+from psycopg import AsyncConnection, Error, OperationalError
 
-from skiplock.store.call import Call
+from skiplock.core.patience import Patience
+from skiplock.store.call import Call, Row
 from skiplock.store.exchange import Exchange
 from skiplock.store.guard import Meaning, meaning, translate
 from skiplock.store.pool import aconnect, keep_times_as_text
 
 T = TypeVar("T")
-LONGEST_PAUSE = 5.0  # seconds between two tries at most: a server that is back is used within that time
+LONGEST_PAUSE = 2.0  # seconds between two tries at most: a server that is back is used within that time
+# Seconds to wait for an answer at first; see core/patience.py. The system notices a host that vanished (see pool.py); this is
+# for one that takes what we send and never answers: a proxy that lost its server, a server that is stopped. Not less, because
+# a claim waits as long as a migration holds its lock, and a commit as long as a synchronous standby is away.
+ANSWER_LIMIT = 30.0
+IDLE_AFTER = 0.1  # seconds
+CANCEL_LIMIT = 2.0  # seconds for telling the server that nobody waits any more
 
 
 def pause(failures: int) -> float:
@@ -30,15 +40,20 @@ class Link:
         self._name = name
         self._exchange: Exchange | None = None
         self._lock = asyncio.Lock()
+        self.opened = 0  # times
+        self._patience = Patience(ANSWER_LIMIT)
+        self._waiting: asyncio.Timeout | None = None
+        self._used = 0.0
 
     async def run(self, call: Call[T]) -> T:
         """One call. Any error that leaves the connection's state in doubt closes it; cancellation does too."""
         async with self._lock:
             exchange = self._exchange
-            if exchange is None or exchange.connection.closed:
+            if exchange is None or exchange.connection.closed or (self._was_idle() and exchange.is_cut()):
+                await self._drop()
                 exchange = await self._open()
             try:
-                rows = await exchange.arun(call.sql, call.params)
+                rows = await self._answer(exchange, call)
             except Error as error:
                 if exchange.in_doubt or meaning(error) is not Meaning.AGAIN:
                     await self._drop()
@@ -48,9 +63,40 @@ class Link:
                 raise
             return call.read(rows)
 
+    def give_up(self) -> None:
+        """Wait no longer for the answer in progress, if any: the caller knows that it is of no use any more."""
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
+    async def _answer(self, exchange: Exchange, call: Call[Any]) -> Sequence[Row]:
+        patience, began = self._patience, time.monotonic()
+        waiting = asyncio.timeout(patience.limit)
+        try:
+            async with waiting:
+                self._waiting = waiting
+                rows = await exchange.arun(call.sql, call.params)
+        except TimeoutError:
+            waited = time.monotonic() - began
+            if waited >= patience.limit:
+                patience.gave_up()
+            self._waiting = None
+            assert isinstance(exchange.connection, AsyncConnection)
+            await _cancel(exchange.connection)
+            raise OperationalError(f"no answer within {waited:.1f} s: the connection is replaced") from None
+        finally:
+            self._waiting = None
+        self._used = time.monotonic()
+        patience.answered(self._used - began)
+        return rows
+
+    def _was_idle(self) -> bool:
+        # Long enough for whoever cuts idle connections (idle_session_timeout, a pooler): to find it cut is no failure.
+        return time.monotonic() - self._used > IDLE_AFTER
+
     async def _open(self) -> Exchange:
         connection = await aconnect(self._dsn, application_name=f"skiplock {self._name}")
         keep_times_as_text(connection)
+        self.opened += 1
         self._exchange = Exchange(connection)
         return self._exchange
 
@@ -63,6 +109,14 @@ class Link:
         """Close it; waits for a statement in progress."""
         async with self._lock:
             await self._drop()
+
+
+async def _cancel(connection: AsyncConnection[Any]) -> None:
+    """End the statement in the server too, if it can be reached: it may only be slow, or wait for a lock, and would come to
+    its end after we have asked what became of it. Where this does not help, the fence and reconciling do."""
+    with suppress(Error, TimeoutError):
+        async with asyncio.timeout(CANCEL_LIMIT):
+            await connection.cancel_safe(timeout=CANCEL_LIMIT)
 
 
 def is_hopeless(error: BaseException) -> bool:

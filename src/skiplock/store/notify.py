@@ -6,9 +6,13 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from psycopg import Notify, sql
+from psycopg import sql
 
+from skiplock.store.call import Call, nothing
+from skiplock.store.exchange import Exchange
 from skiplock.store.pool import connect
+
+ANSWER_LIMIT = 10.0  # seconds: a connection that does not answer by then delivers nothing either
 
 
 class Listener:
@@ -21,12 +25,14 @@ class Listener:
         self._lock = threading.Lock()
         self._arrived: deque[tuple[str, str]] = deque()
         self._connection = connect(dsn, application_name="skiplock ear")
-        self._connection.add_notify_handler(self._keep)
-        for name in channels:
-            self._connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(name)))
-
-    def _keep(self, note: Notify) -> None:
-        self._arrived.append((note.channel, note.payload))
+        self._exchange = Exchange(self._connection)
+        try:
+            for name in channels:
+                listen = sql.SQL("LISTEN {}").format(sql.Identifier(name)).as_string(self._connection)
+                self._exchange.run(listen, (), ANSWER_LIMIT)
+        except BaseException:
+            self._connection.close()
+            raise
 
     @property
     def backend(self) -> int:
@@ -37,10 +43,18 @@ class Listener:
         """The socket: readable when something has arrived."""
         return self._connection.fileno()
 
-    def ping(self, channel: str, payload: str) -> None:
-        """Send a notification (to ourselves, too)."""
+    def idle_limit(self) -> float | None:
+        """Seconds after which the server cuts an idle session; None: never."""
         with self._lock:
-            self._connection.execute("SELECT pg_notify($1, $2)", [channel, payload])
+            rows = self._exchange.run(
+                "SELECT setting FROM pg_settings WHERE name = 'idle_session_timeout'", (), ANSWER_LIMIT
+            )
+        return int(rows[0][0]) / 1000 or None
+
+    def touch(self) -> None:
+        """Any statement, so that the session does not count as idle."""
+        with self._lock:
+            self._exchange.run("SELECT 1", (), ANSWER_LIMIT)
 
     def take(self) -> list[tuple[str, str]]:
         """(channel, payload) of what has arrived, without waiting. Nothing while another thread uses the connection."""
@@ -61,3 +75,9 @@ class Listener:
         """Close the connection."""
         with self._lock:
             self._connection.close()
+
+
+def notify_call(channel: str, payload: str) -> Call[None]:
+    """Notify whoever listens, unless the server's queue is filling up: a full one would make the statement fail."""
+    sql = "SELECT pg_notify($1, $2) WHERE pg_notification_queue_usage() < 0.5"
+    return Call(sql, (channel, payload), nothing)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,9 +16,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from skiplock.core.events import Events
+from skiplock.core.patience import Patience
 from skiplock.core.share import Share
 from skiplock.store.call import Call
 from skiplock.store.exchange import Exchange
+from skiplock.store.guard import Meaning, meaning
 from skiplock.store.link import pause
 from skiplock.store.literal import number_array, text_array
 from skiplock.store.pool import connect, run_call
@@ -29,7 +32,7 @@ _REGISTER = (
 )
 _BEAT = """SELECT known, leader, due_in, waiting, suspects, cancelled, rescued::text
 FROM skiplock.beat($1::text::bigint, $2::text::integer, $3::text, ($4::text)::text[], $5::text::float8, $6::text::boolean, $7::text::boolean, $8::text::boolean, ($9::text)::text[], ($10::text)::smallint[],
-    ($11::text)::bigint[])"""
+    ($11::text)::bigint[], $12::text::float8)"""
 SWEEP_EVERY = 10  # beats between two looks for running rows of unregistered workers
 LOOK_SHARE = 0.01  # of the time, for what a beat and a promote look for beyond need (core/share.py)
 USUAL = 0.002  # seconds: what either takes without that, until it is measured
@@ -73,7 +76,14 @@ def register_call(
 
 
 def beat_call(
-    pulse: Pulse, queues: Sequence[str], duty_for: float, schema: str, *, sweep: bool = True, look: bool = True
+    pulse: Pulse,
+    queues: Sequence[str],
+    duty_for: float,
+    schema: str,
+    *,
+    sweep: bool = True,
+    look: bool = True,
+    watched: float | None = None,
 ) -> Call[Beat]:
     """One beat; see beat.sql."""
     params = (
@@ -86,6 +96,7 @@ def beat_call(
         str(sweep).lower(),
         str(look).lower(),
         *_lanes(pulse.lanes),
+        None if watched is None else str(watched),
     )
     return Call(
         render(_BEAT, schema),
@@ -115,7 +126,7 @@ class Promotion:
 
 
 class Heart(threading.Thread):
-    """The thread. `pulse()` is asked before each beat, `on_beat` and `on_silence` are called from this thread."""
+    """The thread. `pulse()` is asked before each beat; `on_beat` is called from this thread."""
 
     def __init__(
         self,
@@ -127,27 +138,36 @@ class Heart(threading.Thread):
         lost_after: float,
         pulse: Callable[[], Pulse | None],
         on_beat: Callable[[Beat], None],
-        on_silence: Callable[[], None],
         promotion: Promotion,
         hourly: Callable[[], Call[None]],
+        on_turn: Callable[[], None] = lambda: None,
         events: Events,
     ) -> None:
         super().__init__(name="skiplock-heart", daemon=True)
         self._dsn, self._schema, self._queues = dsn, schema, tuple(queues)
-        self._every, self._lost_after = every, lost_after
-        self._pulse, self._on_beat, self._on_silence = pulse, on_beat, on_silence
-        self._promotion, self._hourly, self._events = promotion, hourly, events
+        self._every = every
+        self._long_gap = (
+            lost_after - every
+        )  # between two beats of ours: others may have been silent for too long by then
+        # Half of the time after which we count as lost: the other half is for beating on another connection.
+        self._patience = Patience(lost_after / 2)
+        self._pulse, self._on_beat = pulse, on_beat
+        self._promotion, self._hourly, self._on_turn, self._events = promotion, hourly, on_turn, events
         self._woken = threading.Event()
         self._stopping = False
         self._beat_now = False
         self._exchange: Exchange | None = None
+        self.opened = 0  # times, its connection
         self._failures = 0
-        self._last_beat = time.monotonic()
+        self._last_beat = time.monotonic()  # its answer
+        self._alive_at = time.monotonic()  # when the latest sign of life that was answered had been sent
+        self._watching_since = self._alive_at  # without a long gap
         self._leader = False
         # What a beat looks for beyond need can wait until the second one: a worker that starts has its claims to look with.
         self._beats = 0
         self._looks = Share(LOOK_SHARE, usual=USUAL)
         self._whole = Share(LOOK_SHARE, usual=USUAL)  # promotes that look at all that waits
+        self._errands: deque[Call[None]] = deque()
         self._in_vain = 0  # promotes in a row that moved nothing although something was due
         self._promoted_to: float | None = None  # monotonic time until when all that was due has been promoted
         self._due_at: float | None = None  # monotonic time of the next waiting job, as far as known
@@ -167,9 +187,24 @@ class Heart(threading.Thread):
             self._due_at = due
             self._woken.set()
 
+    def silence(self) -> float:
+        """Seconds since the database last heard from us, as far as we know. Asked from outside, because this thread may be
+        waiting for an answer that never comes."""
+        return time.monotonic() - self._alive_at
+
+    def registered(self) -> None:
+        """The worker has just been registered (anew): as good as a beat. Beat now, to learn what there is."""
+        self._alive_at = self._watching_since = time.monotonic()
+        self.beat()
+
     def beat(self) -> None:
         """Beat now rather than at the next turn."""
         self._beat_now = True
+        self._woken.set()
+
+    def send(self, call: Call[None]) -> None:
+        """Run this call soon; again if its connection is cut. Any other error goes to the log, and that is all."""
+        self._errands.append(call)
         self._woken.set()
 
     def stop(self) -> None:
@@ -184,21 +219,21 @@ class Heart(threading.Thread):
         while not self._stopping:
             now = time.monotonic()
             try:
+                self._on_turn()
                 if now >= next_beat or self._beat_now:
                     self._beat_now = False
                     self._one_beat()
                     next_beat = time.monotonic() + self._every
                 if self._leader and self._due_at is not None and time.monotonic() >= self._due_at:
                     self._promote()
+                while self._errands:
+                    self._do(self._errands.popleft())
                 self._failures = 0
             except Exception as error:  # the heart must not stop beating, whatever happened
                 self._drop()
                 self._failures += 1
                 wait = min(pause(self._failures), self._every / 2)
                 self._events.emit("beat_failed", error=error, retry_in=wait)
-                if time.monotonic() - self._last_beat > self._lost_after:
-                    self._last_beat = time.monotonic()
-                    self._on_silence()
                 self._woken.wait(wait)
                 self._woken.clear()
                 continue
@@ -206,6 +241,14 @@ class Heart(threading.Thread):
             self._woken.wait(max(0.0, wake - time.monotonic()))
             self._woken.clear()
         self._drop()
+
+    def _do(self, errand: Call[None]) -> None:
+        try:
+            self._run(errand)
+        except Exception as error:
+            if meaning(error) is Meaning.RECONNECT:
+                self._errands.appendleft(errand)
+            raise
 
     def _one_beat(self) -> None:
         pulse = self._pulse()
@@ -215,8 +258,20 @@ class Heart(threading.Thread):
         look = self._beats > 0 and self._looks.is_due(began)
         sweep = look and self._beats % SWEEP_EVERY == 1
         self._beats += look or self._beats == 0
-        found = self._run(beat_call(pulse, self._queues, self._every * 2.5, self._schema, sweep=sweep, look=look))
+        if began - self._alive_at > self._long_gap:
+            self._watching_since = began
+        watched = began - self._watching_since
+        call = beat_call(pulse, self._queues, self._every * 2.5, self._schema, sweep=sweep, look=look, watched=watched)
+        try:
+            found = self._run(call)
+        except Exception:
+            # A statement_timeout or lock_timeout may have hit what it looked for beyond need: not at once again, for a beat
+            # that never gets through makes a living worker look dead.
+            if look:
+                self._looks.failed(time.monotonic() - began, time.monotonic())
+            raise
         self._last_beat = time.monotonic()
+        self._alive_at = max(self._alive_at, began)
         self._looks.spent(look, self._last_beat - began, self._last_beat)
         was_leader, self._leader = self._leader, found.leader
         # Whoever is not the leader still promotes what is clearly overdue: the leader may be in trouble.
@@ -225,19 +280,26 @@ class Heart(threading.Thread):
             self._due_at = None if found.due_in is None else self._last_beat + found.due_in
         if found.leader and not was_leader:
             self._due_at = 0.0  # look now, and leave word when we mean to wake
+        if self._stopping:
+            return  # by now it may only say that we have left
+        self._on_beat(found)
         if overdue and not found.leader:
             self._promote()
         if found.leader and self._last_beat >= self._hourly_at:
             self._hourly_at = self._last_beat + 3600.0
             self._run(self._hourly())
-        self._on_beat(found)
 
     def _promote(self) -> None:
         while not self._stopping:
             asked = time.monotonic()
             whole = self._promoted_to is None or self._whole.is_due(asked)
             since = None if whole or self._promoted_to is None else self._promoted_to - asked - LATE
-            found = self._run(self._promotion.call(since))
+            try:
+                found = self._run(self._promotion.call(since))
+            except Exception:
+                if whole:
+                    self._whole.failed(time.monotonic() - asked, time.monotonic())
+                raise
             self._whole.spent(whole, time.monotonic() - asked, time.monotonic())
             self._promoted_to = asked + found.upto
             if found.moved:
@@ -257,9 +319,20 @@ class Heart(threading.Thread):
         return asked + max(due_in, min(0.5, 0.001 * 2.0 ** min(self._in_vain, 9)))
 
     def _run(self, call: Call[T]) -> T:
+        if self._exchange is not None and self._exchange.is_cut():
+            self._drop()  # by whoever cuts idle connections: that is no failure
         if self._exchange is None:
             self._exchange = Exchange(connect(self._dsn, application_name="skiplock heart"))
-        return run_call(self._exchange, call)
+            self.opened += 1
+        asked, limit = time.monotonic(), self._patience.limit
+        try:
+            found = run_call(self._exchange, call, limit=limit)
+        except Exception:
+            if time.monotonic() - asked >= limit:
+                self._patience.gave_up()
+            raise
+        self._patience.answered(time.monotonic() - asked)
+        return found
 
     def _drop(self) -> None:
         exchange, self._exchange = self._exchange, None

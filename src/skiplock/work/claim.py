@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from skiplock.core.cursor import ClaimCursor
 from skiplock.core.job import Job
 from skiplock.store.call import Call, Row
+from skiplock.store.guard import is_too_much
 from skiplock.store.link import Link
 from skiplock.store.literal import number_array, text_array
 from skiplock.store.schema import render
@@ -25,6 +26,9 @@ _WHERE = "SELECT queue, priority, position FROM skiplock.lanes(($1::text)::text[
 _RELEASE = "SELECT skiplock.release_claim($1::text::bigint, $2::text::bigint)"
 
 
+MOST = 1 << 20  # jobs of a queue in one claim: no limit
+
+
 class Claimer:
     """Claims for one worker. Remembers the cursors, and the leases of claims whose answer was lost."""
 
@@ -35,6 +39,12 @@ class Claimer:
         self._tasks = text_array(tasks)
         self._lost: list[tuple[int, int]] = []
         self._starts = True
+        self._most = MOST
+
+    def fitting(self, rooms: Mapping[str, int]) -> Mapping[str, int]:
+        """`rooms`, or less of them after a claim was too much for the server (a statement_timeout)."""
+        most = self._most
+        return rooms if most == MOST else {queue: min(room, most) for queue, room in rooms.items()}
 
     def start_afresh(self) -> None:
         """Forget where the lines had got to: the server may be another one."""
@@ -55,7 +65,12 @@ class Claimer:
         full = self.cursor.use_full(now)
         lanes = [] if full else [lane for lane in self.cursor.plan(now) if lane[0] in rooms]
         full = full or not lanes
-        jobs = await self._run(_CLAIM, worker, rooms, _lanes(None if full else lanes))
+        try:
+            jobs = await self._run(_CLAIM, worker, rooms, _lanes(None if full else lanes))
+        except Exception:
+            if full:
+                self.cursor.full.failed(time.monotonic() - now, time.monotonic())
+            raise
         done = time.monotonic()
         self.cursor.full.spent(full, done - now, done)
         if not jobs and not full:
@@ -73,10 +88,14 @@ class Claimer:
         lease = random.getrandbits(63)
         params = (str(worker), str(lease), text_array(rooms), number_array(list(rooms.values())), self._tasks, *more)
         try:
-            return await self._link.run(Call(render(sql, self._schema), params, _jobs))
-        except BaseException:
+            jobs = await self._link.run(Call(render(sql, self._schema), params, _jobs))
+        except BaseException as error:
             self._lost.append((worker, lease))
+            if is_too_much(error):
+                self._most = max(1, min(self._most, max(rooms.values(), default=1)) // 2)
             raise
+        self._most = min(MOST, self._most * 2)
+        return jobs
 
     async def _give_back(self) -> None:
         while self._lost:

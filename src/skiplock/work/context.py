@@ -11,9 +11,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, TypeVar
 
-import msgspec
-
 from skiplock.core.codec import check_name, encode_result
+from skiplock.core.depth import decode_json
 from skiplock.core.errors import SkiplockError
 from skiplock.core.job import Job
 from skiplock.store.call import Call, nothing
@@ -72,7 +71,7 @@ class JobContext:
     @property
     def meta(self) -> Any:
         """What `using(meta=…)` gave."""
-        return None if self.job.meta is None else msgspec.json.decode(self.job.meta)
+        return None if self.job.meta is None else decode_json(self.job.meta)
 
     @property
     def cancelled(self) -> bool:
@@ -138,7 +137,7 @@ class JobContext:
         check_name(name, "step name")
         found = await self._arun(self._recall_call(name), connection)
         if found is not None:
-            value: T = msgspec.json.decode(found)
+            value: T = decode_json(found)
             return value
         result: T = await _call(function)
         await self._arun(self._record_call(name, result), connection)
@@ -151,7 +150,7 @@ class JobContext:
         check_name(name, "step name")
         found = self._run(self._recall_call(name), connection)
         if found is not None:
-            value: T = msgspec.json.decode(found)
+            value: T = decode_json(found)
             return value
         result = function()
         self._run(self._record_call(name, result), connection)
@@ -213,6 +212,7 @@ class JobTransaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        ended = error
         try:
             try:
                 if error is None:
@@ -221,8 +221,12 @@ class JobTransaction:
                 await self._transaction.__aexit__(type(refused), refused, refused.__traceback__)
                 raise
             await self._transaction.__aexit__(kind, error, tb)
+        except BaseException as refused:
+            ended = refused
+            raise
         finally:
-            await self._lent.__aexit__(None, None, None)
+            # The pool wants to know how it ended: a connection to a server that takes no writes any more is not lent again.
+            await self._lent.__aexit__(ended and type(ended), ended, ended and ended.__traceback__)
 
     def __enter__(self) -> Any:
         lent: AbstractContextManager[Any] = self._context.reach.sync_database().connection()
@@ -236,6 +240,7 @@ class JobTransaction:
         return self._connection
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        ended = error
         try:
             try:
                 if error is None:
@@ -244,8 +249,11 @@ class JobTransaction:
                 self._transaction.__exit__(type(refused), refused, refused.__traceback__)
                 raise
             self._transaction.__exit__(kind, error, tb)
+        except BaseException as refused:
+            ended = refused
+            raise
         finally:
-            self._lent.__exit__(None, None, None)
+            self._lent.__exit__(ended and type(ended), ended, ended and ended.__traceback__)
 
 
 class _Done(Awaitable[None]):

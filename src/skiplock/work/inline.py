@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from skiplock.core.job import Job
-from skiplock.core.task import EVENT_LOOP, TaskSpec
+from skiplock.core.task import TaskSpec
 from skiplock.work.context import JobContext
 from skiplock.work.resources import enter, enter_sync
 
@@ -22,7 +22,7 @@ def run_inline(spec: TaskSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     wanted = {name: r for name, r in spec.resources.items() if name not in kwargs}
     if not wanted:
         return spec.function(*args, **kwargs)
-    if spec.executor == EVENT_LOOP:
+    if spec.is_async:
         return _async(spec, args, kwargs, wanted)
     with ExitStack() as stack:
         opened = {name: enter_sync(stack, r, name) for name, r in wanted.items()}

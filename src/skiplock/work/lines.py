@@ -50,6 +50,11 @@ class Lines:
         return sum(line.running for line in self.by_name.values())
 
     @property
+    def started(self) -> int:
+        """Attempts so far."""
+        return sum(line.starts for line in self.by_name.values())
+
+    @property
     def buffered(self) -> int:
         """Jobs claimed and not started."""
         return sum(len(line.buffer) for line in self.by_name.values())

@@ -2,40 +2,49 @@
 
     job ─▶ decode arguments ─▶ open resources ─▶ middleware ─▶ handler ─▶ close resources ─▶ Outcome ─▶ settler
 
+All of it happens here (`attempt.py`), or, for tasks with executor="process", in a child process (`children.py`).
 An attempt can be broken off from outside (`interrupt`): by its timeout, a cancel request, the shutdown, or because its
 lease is gone. A handler that does not end then is left behind: its job is settled, its slot stays taken until it ends.
+A child process is killed instead.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import sys
+import threading
 import time
-import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
-import msgspec
-
-from skiplock.core.codec import encode_result
-from skiplock.core.decide import CANCEL, LOST, SHUTDOWN, TIMEOUT, failed, guarded, interrupted, timeout_of
-from skiplock.core.errors import ArgumentError
-from skiplock.core.events import Event, Events
-from skiplock.core.failure import describe
+from skiplock.core.decide import (
+    CANCEL,
+    LOST,
+    SHUTDOWN,
+    TIMEOUT,
+    broken,
+    completed,
+    completed_itself,
+    interrupted,
+    timeout_of,
+)
+from skiplock.core.events import Event, Events, name_of
 from skiplock.core.job import Job
-from skiplock.core.outcome import Failure, Outcome, Verdict
+from skiplock.core.outcome import Outcome, Verdict
+from skiplock.work.attempt import Body, whole_attempt
+from skiplock.work.children import Children
 from skiplock.work.context import JobContext, Reach
 from skiplock.work.lines import Line, Lines
 from skiplock.work.prepared import Prepared
-from skiplock.work.resources import WorkerResources, enter, enter_sync
+from skiplock.work.resources import WorkerResources
 from skiplock.work.settle import Settler
+from skiplock.work.stacks import stack_of_task, stack_of_thread
 from skiplock.work.startmap import StartMap
+from skiplock.work.talk import Began, Completing, Work
 
 STUCK_AFTER = 5.0  # seconds that a handler may take to end after it was interrupted
-_UNCOMMITTED = Failure("CompletionNotCommitted", "ctx.complete() was called, but its transaction did not commit")
 
 
 class Running:
@@ -44,6 +53,7 @@ class Running:
     __slots__ = (
         "aio",
         "context",
+        "ident",
         "job",
         "line",
         "settled",
@@ -60,11 +70,12 @@ class Running:
         self.job = job
         self.line = line
         self.task = task
-        self.started = 0.0
+        self.started = 0.0  # 0: not yet, it waits for its first step, or for a child process
         self.aio: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.timeout: float | None = None
         self.thread: Future[Any] | None = None
+        self.ident: int | None = None  # of the thread itself, once it has begun
         self.context: JobContext | None = None
         self.slot = -1
         self.why: str | None = None  # it was interrupted, and why
@@ -83,14 +94,16 @@ class Runner:
         reach: Reach,
         *,
         startmap: StartMap | None = None,
+        children: Children | None = None,
         on_space: Callable[[], None] = lambda: None,
         on_delay: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.running: dict[tuple[int, int], Running] = {}
         self.stopped = False  # nothing is started any more
+        self.stuck: set[Running] = set()  # settled, but their handlers run on
         self.resources = WorkerResources()
         self._tasks, self._lines, self._settler, self._events, self._reach = tasks, lines, settler, events, reach
-        self._startmap, self._on_space, self._on_delay = startmap, on_space, on_delay
+        self._startmap, self._children, self._on_space, self._on_delay = startmap, children, on_space, on_delay
         self._loop = asyncio.get_running_loop()
         slots = sum(line.concurrency for line in lines.by_name.values())
         self._threads = ThreadPoolExecutor(max_workers=min(slots, 1000), thread_name_prefix="skiplock-job")
@@ -115,6 +128,9 @@ class Runner:
         self._quiet.clear()
         line.running += 1
         line.starts += 1
+        if entry.task.in_child:
+            entry.aio = self._loop.create_task(self._attempt_in_child(entry))
+            return
         if self._startmap is not None:
             entry.slot = self._startmap.begin(job.id)
         entry.aio = self._loop.create_task(self._attempt(entry))
@@ -142,7 +158,11 @@ class Runner:
         except BaseException as error:  # SystemExit, KeyboardInterrupt and their like end this job only
             outcome = self._broken(entry, error, time.perf_counter() - started)
         else:
-            outcome = self._completed(entry, value, time.perf_counter() - started)
+            took = time.perf_counter() - started
+            if entry.context is not None and entry.context.completing:
+                outcome = completed_itself(job, task.spec, took)
+            else:
+                outcome = completed(job, value, took, limit=self._reach.max_result_bytes)
         if entry.timer is not None:
             entry.timer.cancel()
         if entry.thread is not None and not entry.thread.done():
@@ -151,81 +171,65 @@ class Runner:
         self._end(entry, outcome)
 
     async def _whole(self, entry: Running, arguments: dict[str, Any]) -> Any:
-        """The attempt with everything that a task may ask for around it."""
-        task, spec = entry.task, entry.task.spec
         entry.context = context = JobContext(entry.job, self._reach)
-        async with AsyncExitStack() as stack:
-            for name, resource in task.outside.items():
-                if resource.scope == "worker":
-                    arguments[name] = await self.resources.get(resource)
-                else:
-                    arguments[name] = await enter(stack, resource)
 
-            async def handler() -> Any:
-                first = (context,) if spec.wants_context else ()
-                if task.on_loop:
-                    return await task.function(*first, **arguments)
-                return await self._in_thread(entry, first, arguments)
+        def in_thread(body: Body) -> Awaitable[tuple[bool, Any]]:
+            def known() -> tuple[bool, Any]:
+                entry.ident = threading.get_ident()
+                return body()
 
-            call: Callable[[], Awaitable[Any]] = handler
-            for middleware in reversed(spec.middleware):
-                call = _wrapped(middleware, context, call)
-            return await call()
+            entry.thread = self._threads.submit(contextvars.copy_context().run, known)
+            return asyncio.wrap_future(entry.thread)
 
-    async def _in_thread(self, entry: Running, first: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
-        task = entry.task
+        return await whole_attempt(entry.task, context, arguments, self.resources, in_thread)
 
-        def body() -> tuple[bool, Any]:
-            # The error travels as a value: a future would treat StopIteration and SystemExit in ways of its own.
-            value = None  # and stays it if a resource swallows the error
-            try:
-                with ExitStack() as stack:
-                    opened = {n: enter_sync(stack, r, n) for n, r in task.inside.items()}
-                    value = task.function(*first, **arguments, **opened)
-            except BaseException as error:
-                return False, error
-            return True, value
+    async def _attempt_in_child(self, entry: Running) -> None:
+        job, spec = entry.job, entry.task.spec
+        entry.context = context = JobContext(job, self._reach)
 
-        entry.thread = self._threads.submit(contextvars.copy_context().run, body)
-        ok, value = await asyncio.wrap_future(entry.thread)
-        if not ok:
-            raise value
-        return value
+        def heard(message: Began | Completing) -> None:
+            if isinstance(message, Began):
+                self._begin_in_child(entry)
+            else:
+                context.completing = True
 
-    def _completed(self, entry: Running, value: Any, took: float) -> Outcome:
-        job = entry.job
-        if entry.context is not None and entry.context.completing:
-            # Nothing to settle if that transaction committed; the settle finds out, and retries the job otherwise.
-            error = RuntimeError(_UNCOMMITTED.message)
-            otherwise = failed(job, entry.task.spec, error, took)
-            return msgspec.structs.replace(otherwise, failure=_UNCOMMITTED, in_transaction=True)
         try:
-            result = None if value is None else encode_result(value, limit=self._reach.max_result_bytes)
-        except ArgumentError as error:
-            # The work is done, so running it again would do it twice: dead, with the reason.
-            failure = Failure("ResultNotStorable", f"the handler succeeded, but its result cannot be stored: {error}")
-            return Outcome(job.id, job.lease, Verdict.DEAD, took, failure=failure)
-        return Outcome(job.id, job.lease, Verdict.COMPLETED, took, result)
+            assert self._children is not None
+            entry.timeout = timeout_of(job, spec)
+            outcome = await self._children.run(Work(job, spec.memory), heard)
+        except BaseException as error:
+            took = time.perf_counter() - entry.started if entry.started else 0.0
+            outcome = self._broken(entry, error, took)
+        if entry.timer is not None:
+            entry.timer.cancel()
+        self._end(entry, outcome)
+
+    def _begin_in_child(self, entry: Running) -> None:
+        """Until now the job has only waited: it has spent nothing, and its time does not run."""
+        entry.started = time.perf_counter()
+        if self._startmap is not None:
+            entry.slot = self._startmap.begin(entry.job.id)
+        self._tell(entry.task, "attempt_started", entry.job)
+        if entry.timeout is not None:
+            entry.timer = self._loop.call_later(entry.timeout, self.interrupt, entry, TIMEOUT)
 
     def _broken(self, entry: Running, error: BaseException, took: float) -> Outcome:
         job, spec = entry.job, entry.task.spec
         # A cancel wins over whatever the handler makes of its interruption, and a shutdown is not the handler's failure; one
         # that raises an error of its own at its timeout has told more than the timeout does.
-        if entry.why in (CANCEL, SHUTDOWN) or (entry.why is not None and isinstance(error, asyncio.CancelledError)):
+        if entry.why in (CANCEL, SHUTDOWN) or (
+            entry.why is not None and issubclass(type(error), asyncio.CancelledError)
+        ):
             return interrupted(job, spec, str(entry.why), took, entry.timeout)
-        found = guarded(lambda: failed(job, spec, error, took))
-        if isinstance(found, Outcome):
-            return found
-        # A retry rule that raises must not lose the job.
-        return Outcome(job.id, job.lease, Verdict.RETRY, took, delay=60.0, failure=describe(error))
+        return broken(job, spec, error, took)
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def _end(self, entry: Running, outcome: Outcome) -> None:
         if not entry.settled:
             self._settle(entry, outcome)
-        elif self._events.wants("handler_unstuck"):
-            self._events.emit("handler_unstuck", job=entry.job, task=entry.job.task, seconds=outcome.took)
+        else:
+            self._unstuck(entry, outcome.took)
         self._free(entry, outcome.took)
 
     def _settle(self, entry: Running, outcome: Outcome) -> None:
@@ -270,7 +274,7 @@ class Runner:
 
     def _thread_ended(self, entry: Running) -> None:
         took = time.perf_counter() - entry.started
-        self._events.emit("handler_unstuck", job=entry.job, task=entry.job.task, seconds=took)
+        self._unstuck(entry, took)
         self._free(entry, took)
 
     # -- interrupting ------------------------------------------------------------------------------------------------
@@ -278,6 +282,10 @@ class Runner:
     def interrupt(self, entry: Running, why: str) -> None:
         """Break an attempt off. Its first reason counts."""
         if entry.why is not None or entry.settled or entry.aio is None:
+            return
+        if not entry.started and entry.context is None:
+            # Its first step is due. Cancelled before, it would never take it: neither its outcome nor its slot came back.
+            self._loop.call_soon(self.interrupt, entry, why)
             return
         entry.why = why
         if entry.context is not None:
@@ -293,10 +301,22 @@ class Runner:
             self._settle(entry, interrupted(entry.job, entry.task.spec, entry.why or SHUTDOWN, took, entry.timeout))
             self._report_stuck(entry)
 
+    @property
+    def stuck_share(self) -> float:
+        """The largest share, of any queue, of slots that stuck handlers hold."""
+        held = Counter(entry.line for entry in self.stuck)
+        return max((number / line.concurrency for line, number in held.items()), default=0.0)
+
     def _report_stuck(self, entry: Running) -> None:
+        self.stuck.add(entry)
         if self._events.wants("handler_stuck"):
-            stack = _stack_of(entry)
-            self._events.emit("handler_stuck", job=entry.job, task=entry.job.task, why=entry.why, stack=stack)
+            stack = stack_of_thread(entry.ident) if entry.thread is not None else stack_of_task(entry.aio)
+            told = {"job": entry.job, "task": entry.job.task, "why": entry.why, "stack": stack}
+            self._events.emit("handler_stuck", **told, seconds=time.perf_counter() - entry.started)
+
+    def _unstuck(self, entry: Running, seconds: float) -> None:
+        self.stuck.discard(entry)
+        self._events.emit("handler_unstuck", job=entry.job, task=entry.job.task, seconds=seconds)
 
     def cancel(self, job_ids: list[int]) -> None:
         """Someone wants these jobs cancelled."""
@@ -314,11 +334,19 @@ class Runner:
         for entry in list(self.running.values()):
             self.interrupt(entry, why)
 
+    def stop(self) -> None:
+        """Start nothing any more. What waits for a child process has not begun, and goes back."""
+        self.stopped = True
+        for entry in list(self.running.values()):
+            if entry.task.in_child and not entry.started:
+                self.interrupt(entry, SHUTDOWN)
+
     def abandon_all(self) -> None:
         """Settle what still runs as released: the process is about to end."""
         for entry in list(self.running.values()):
             if not entry.settled:
                 self._settle(entry, Outcome(entry.job.id, entry.job.lease, Verdict.RELEASE))
+                self._report_stuck(entry)
 
     def close(self) -> None:
         """Take no more work into threads. Those that still run are not waited for."""
@@ -333,29 +361,4 @@ class Runner:
             try:
                 hook(Event(moment, told))
             except BaseException as error:  # not even SystemExit: a hook never decides the fate of a job or the worker
-                self._events.emit("hook_failed", hook=getattr(hook, "__qualname__", repr(hook)), error=error)
-
-
-def _wrapped(
-    middleware: Callable[..., Any], context: JobContext, inner: Callable[[], Awaitable[Any]]
-) -> Callable[[], Awaitable[Any]]:
-    async def call() -> Any:
-        return await middleware(context, inner)
-
-    return call
-
-
-def _stack_of(entry: Running) -> str:
-    """Where the handler is now, as text."""
-    if entry.thread is not None:
-        for frame in sys._current_frames().values():
-            lines = traceback.format_stack(frame)
-            if any(
-                entry.task.function.__code__.co_filename in line and entry.task.function.__name__ in line
-                for line in lines
-            ):
-                return "".join(lines[-8:])
-        return ""
-    return "".join(
-        line for f in (entry.aio.get_stack(limit=8) if entry.aio else []) for line in traceback.format_stack(f)[-1:]
-    )
+                self._events.emit("hook_failed", hook=name_of(hook), error=error)

@@ -23,6 +23,7 @@ from skiplock.cli.demo.summary import Hit, Summary
 from skiplock.cli.demo.surroundings import INDEX, MAIL, WEBHOOK, Surroundings
 from skiplock.cli.demo.truth import Snapshot, Worker
 from skiplock.core.errors import ConfigurationError, SkiplockError
+from skiplock.core.settings import LISTEN_VARIABLE
 from skiplock.store.call import Call, nothing
 from skiplock.store.embedded import start_server
 from skiplock.store.migrate import migrate
@@ -78,7 +79,10 @@ def play(console: Console, output: Path, dsn: str | None, seconds_limit: float, 
         screen.event(f"mail server on port {servers.smtp_port}, partner's web server on port {servers.http_port}")
         ids = _enqueue(dsn, screen)
         fleet = stack.enter_context(
-            Fleet({"SKIPLOCK_DATABASE_URL": dsn, "SKIPLOCK_SCHEMA": SCHEMA, **where.to_env()}, where.worker_log)
+            Fleet(
+                {"SKIPLOCK_DATABASE_URL": dsn, LISTEN_VARIABLE: dsn, "SKIPLOCK_SCHEMA": SCHEMA, **where.to_env()},
+                where.worker_log,
+            )
         )
         scene = Scene(screen, database, fleet, ids, deadline=began + seconds_limit - RESERVE)
         _watch(scene)

@@ -43,14 +43,20 @@ AS $$
     WHERE r.id = u.id
 $$;
 
--- One job by id, in whatever state, as a row of jobs.
+-- Jobs by id, in whatever state, as rows of jobs; with their arguments even where those are kept beside the job.
 CREATE OR REPLACE FUNCTION skiplock.find(ids bigint[]) RETURNS SETOF skiplock.jobs
 LANGUAGE sql STABLE
 SET jit = off SET enable_seqscan = off
 AS $$
-    SELECT * FROM skiplock.jobs_ready r WHERE r.ctid = ANY (ARRAY(SELECT p.place FROM skiplock._ready_places(ids) p))
-    UNION ALL SELECT * FROM skiplock.jobs_waiting w WHERE w.id = ANY (ids)
-    UNION ALL SELECT * FROM skiplock.jobs_running r WHERE r.id = ANY (ids)
-    UNION ALL SELECT * FROM skiplock.jobs_dead d WHERE d.id = ANY (ids)
-    UNION ALL SELECT * FROM skiplock.jobs_finished f WHERE f.id = ANY (ids)
+    SELECT j.id, j.position, j.lease, j.worker, j.enqueued_at, j.run_at, j.started_at, j.finished_at, j.attempt, j.max_attempts,
+           j.priority, j.losses, j.state, j.queue, j.task,
+           coalesce(j.args, (SELECT p.args FROM skiplock.payloads p WHERE p.job_id = j.id)),
+           j.tags, j.meta, j.options, j.result, j.error
+    FROM (
+        SELECT * FROM skiplock.jobs_ready r WHERE r.ctid = ANY (ARRAY(SELECT p.place FROM skiplock._ready_places(ids) p))
+        UNION ALL SELECT * FROM skiplock.jobs_waiting w WHERE w.id = ANY (ids)
+        UNION ALL SELECT * FROM skiplock.jobs_running r WHERE r.id = ANY (ids)
+        UNION ALL SELECT * FROM skiplock.jobs_dead d WHERE d.id = ANY (ids)
+        UNION ALL SELECT * FROM skiplock.jobs_finished f WHERE f.id = ANY (ids)
+    ) j
 $$;

@@ -1,8 +1,11 @@
 -- Rescue the jobs of lost workers: those without a beat for as long as they themselves had promised, and running rows
 -- whose worker is not registered any more (a claim that committed while its worker was being declared lost).
 -- Guarded by the worker's row: of two rescuers one deletes it, the other skips it. Nothing is judged by elapsed run time.
--- Returns one row a lost worker. `sweep`: look for the latter too.
-CREATE OR REPLACE FUNCTION skiplock.rescue(sweep boolean DEFAULT true) RETURNS TABLE (worker bigint, name text, silent_for float8, jobs integer)
+-- Returns one row a lost worker. `sweep`: look for the latter too. `watched`: for how many seconds the rescuer itself has been
+-- able to beat. After an outage of the database (or a night's sleep of the laptop) every worker has been silent, and the first
+-- one back would take the jobs from all the others: whoever was away itself must watch them first for as long as they had
+-- promised. NULL: judge at once.
+CREATE OR REPLACE FUNCTION skiplock.rescue(sweep boolean DEFAULT true, watched float8 DEFAULT NULL) RETURNS TABLE (worker bigint, name text, silent_for float8, jobs integer)
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan
 AS $$
@@ -13,7 +16,7 @@ DECLARE
 BEGIN
     FOR v_lost IN
         SELECT w.id, w.name, w.beat_at FROM skiplock.workers w
-        WHERE w.beat_at + w.lost_after < v_now
+        WHERE w.beat_at + w.lost_after < v_now AND ($2 IS NULL OR w.lost_after <= make_interval(secs => $2))
         ORDER BY w.id FOR UPDATE SKIP LOCKED
     LOOP
         worker := v_lost.id; name := v_lost.name; silent_for := extract(epoch FROM v_now - v_lost.beat_at);
@@ -33,6 +36,7 @@ BEGIN
         )
         SELECT h.id FROM holder h
         WHERE h.id IS NOT NULL AND NOT EXISTS (SELECT FROM skiplock.workers w WHERE w.id = h.id)
+        ORDER BY h.id  -- two that sweep at once must not lock rows in opposite order
     LOOP
         worker := v_lost.id; name := NULL; silent_for := NULL;
         jobs := skiplock._lose(v_lost.id, NULL, NULL, format('worker %s is not registered any more', v_lost.id));
@@ -70,43 +74,43 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_now timestamptz := skiplock.now();
-    v_ids bigint[];
-    v_leases bigint[];
+    v_places tid[];
     v_dead bigint[]; v_dead_leases bigint[];
     v_cancelled bigint[]; v_cancelled_leases bigint[];
     v_unstarted bigint[]; v_unstarted_leases bigint[];
     v_queues text[];
     v_error text := left('JobLostError: ' || $4, 200);
 BEGIN
-    SELECT array_agg(r.id), array_agg(r.lease) INTO v_ids, v_leases
-    FROM (SELECT r.id, r.lease FROM skiplock.jobs_running r WHERE r.worker = $1 ORDER BY r.id FOR UPDATE) r;
-    IF v_ids IS NULL THEN
+    -- These rows and no others, here and below: a claim of that worker may still be under way on the server, and what it takes
+    -- meanwhile has not been looked at. It is swept up later (see rescue).
+    v_places := ARRAY(SELECT r.ctid FROM skiplock.jobs_running r WHERE r.worker = $1 ORDER BY r.id FOR UPDATE);
+    IF v_places = '{}' THEN
         RETURN 0;
     END IF;
     SELECT array_agg(r.id), array_agg(r.lease) INTO v_unstarted, v_unstarted_leases
-    FROM skiplock.jobs_running r WHERE r.worker = $1 AND $3 IS NOT NULL AND r.id <> ALL ($3);
+    FROM skiplock.jobs_running r WHERE r.ctid = ANY (v_places) AND $3 IS NOT NULL AND r.id <> ALL ($3);
     IF v_unstarted IS NOT NULL THEN
         PERFORM skiplock._release(v_unstarted, v_unstarted_leases);
     END IF;
 
     INSERT INTO skiplock.attempts (job_id, attempt, verdict, error_class, message, worker, worker_name, started_at, ended_at)
     SELECT r.id, r.attempt, 'lost', 'JobLostError', $4, r.worker, $2, r.started_at, v_now
-    FROM skiplock.jobs_running r WHERE r.worker = $1;
+    FROM skiplock.jobs_running r WHERE r.ctid = ANY (v_places);
 
     SELECT array_agg(r.id), array_agg(r.lease) INTO v_cancelled, v_cancelled_leases
-    FROM skiplock.jobs_running r JOIN skiplock.cancellations c ON c.job_id = r.id WHERE r.worker = $1;
+    FROM skiplock.jobs_running r JOIN skiplock.cancellations c ON c.job_id = r.id WHERE r.ctid = ANY (v_places);
     IF v_cancelled IS NOT NULL THEN
         PERFORM skiplock._finish(v_cancelled, v_cancelled_leases, 'cancelled', NULL, NULL, array_fill(v_error, ARRAY[cardinality(v_cancelled)]));
     END IF;
     SELECT array_agg(r.id), array_agg(r.lease) INTO v_dead, v_dead_leases
     FROM skiplock.jobs_running r
-    WHERE r.worker = $1 AND (r.losses >= 2 OR ($3 IS NOT NULL AND r.attempt >= r.max_attempts));
+    WHERE r.ctid = ANY (v_places) AND (r.losses >= 2 OR ($3 IS NOT NULL AND r.attempt >= r.max_attempts));
     IF v_dead IS NOT NULL THEN
         PERFORM skiplock._finish(v_dead, v_dead_leases, 'dead', NULL, NULL, array_fill(v_error, ARRAY[cardinality(v_dead)]));
     END IF;
 
     WITH gone AS (
-        DELETE FROM skiplock.jobs_running r WHERE r.worker = $1 RETURNING r.*
+        DELETE FROM skiplock.jobs_running r WHERE r.ctid = ANY (v_places) RETURNING r.*
     ), entered AS (
         INSERT INTO skiplock.jobs_ready AS j
             (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args,
@@ -121,5 +125,5 @@ BEGIN
     IF v_queues IS NOT NULL THEN
         PERFORM skiplock._ring(v_queues);
     END IF;
-    RETURN cardinality(v_ids);
+    RETURN cardinality(v_places);
 END $$;

@@ -1,11 +1,13 @@
 -- A worker process says hello; returns its id. `lost_after` in seconds: without a beat for that long it counts as lost.
+-- The id ends in four random digits: an asynchronous failover may set the sequence back and undo a registration, and of two
+-- processes under one id each would give back the jobs of the other, again and again.
 CREATE OR REPLACE FUNCTION skiplock.register(
     name text, host text, pid integer, queues json, version text, lost_after float8
 ) RETURNS bigint
 LANGUAGE sql
 AS $$
     INSERT INTO skiplock.workers (id, name, host, pid, queues, version, started_at, beat_at, lost_after)
-    SELECT nextval('skiplock.worker_numbers'), name, host, pid, queues, version, t, t, make_interval(secs => lost_after)
+    SELECT nextval('skiplock.worker_numbers') * 10000 + floor(random() * 10000)::bigint, name, host, pid, queues, version, t, t, make_interval(secs => lost_after)
     FROM skiplock.now() AS t
     RETURNING id
 $$;
@@ -38,11 +40,13 @@ END $$;
 -- safety poll is made (a busy worker claims anyway). `sweep`: also look for running rows of workers that are not registered.
 -- `look`: find out about due_in, waiting and suspects (else NULL, {} and 0). Both walk over dead rows while someone's old
 -- snapshot pins them, so the caller bounds how often (core/share.py). `lane_*`: how far this worker's claims have got.
+-- `watched`: for how many seconds this worker's beats have come without a gap (see rescue).
 CREATE OR REPLACE FUNCTION skiplock.beat(
     worker bigint, running integer DEFAULT 0, state text DEFAULT 'running', queues text[] DEFAULT '{}',
     duty_for float8 DEFAULT 9, asleep boolean DEFAULT true, sweep boolean DEFAULT true,
     look boolean DEFAULT true,
-    lane_queues text[] DEFAULT NULL, lane_priorities smallint[] DEFAULT NULL, lane_positions bigint[] DEFAULT NULL
+    lane_queues text[] DEFAULT NULL, lane_priorities smallint[] DEFAULT NULL, lane_positions bigint[] DEFAULT NULL,
+    watched float8 DEFAULT NULL
 ) RETURNS TABLE (
     known boolean, leader boolean, due_in float8, waiting text[], suspects integer, cancelled bigint[], rescued json
 )
@@ -64,7 +68,7 @@ BEGIN
         leader := FOUND;
     END IF;
     IF leader THEN
-        SELECT json_agg(r) INTO rescued FROM skiplock.rescue($7) r;
+        SELECT json_agg(r) INTO rescued FROM skiplock.rescue($7, $12) r;
     END IF;
     IF $6 AND EXISTS (SELECT FROM skiplock.bells b WHERE b.queue = ANY ($4) AND b.armed_at IS NULL) THEN
         PERFORM skiplock.arm($4);

@@ -85,8 +85,9 @@ BEGIN
         SELECT g.id, g.position, $2, $1, g.enqueued_at, g.run_at, $4, g.attempt + 1, g.max_attempts, g.priority, g.losses,
                'running', g.queue, g.task, g.args, g.tags, g.meta, g.options, g.error
         FROM gone g
-        RETURNING j.id, j.lease, j.queue, j.priority, j.position, j.task, j.args, j.attempt, j.max_attempts, j.losses,
-                  j.enqueued_at, j.meta, j.options
+        RETURNING j.id, j.lease, j.queue, j.priority, j.position, j.task,
+                  coalesce(j.args, (SELECT p.args FROM skiplock.payloads p WHERE p.job_id = j.id)), -- a look only where it is NULL
+                  j.attempt, j.max_attempts, j.losses, j.enqueued_at, j.meta, j.options
     )
     SELECT * FROM started s ORDER BY s.priority DESC, s.position;
 END $$;

@@ -26,6 +26,9 @@ BEGIN
         FROM json_to_recordset(others) AS o (id bigint, lease bigint);
     END IF;
     IF cardinality(v_done) < cardinality(v_all) THEN
+        -- A job shown under two leases is judged pair by pair: at most one of them was its own.
+        v_done := ARRAY(SELECT d.id FROM unnest(v_done) AS d (id)
+                        WHERE d.id <> ALL (ARRAY(SELECT a.id FROM unnest(v_all) AS a (id) GROUP BY a.id HAVING count(*) > 1)));
         SELECT array_agg(u.id), array_agg(u.lease) INTO v_all, v_all_leases
         FROM skiplock._not_settled(v_all, v_all_leases, v_done) AS u (id, lease);
         -- Released, or due again meanwhile: looked for last, because ready has no index on id.
