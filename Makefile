@@ -6,8 +6,8 @@
 
 # A name or path of the Python to use; empty means the first that is new enough and works.
 PYTHON ?=
-# make test: processes; a folder of PostgreSQL server binaries (else the wheel's); more arguments for pytest
-J ?= 2
+# make test: processes (most tests wait for something, so twice as many as cores are right for two cores); a folder of PostgreSQL server binaries (else the wheel's); more arguments for pytest
+J ?= 4
 PG ?=
 T ?=
 # make bench, make bench-peers: workloads
@@ -40,7 +40,7 @@ FIND_PYTHON = \
 
 help:
 	@echo 'make demo   [ARGS=...]                 try skiplock: starts its own PostgreSQL, needs nothing but Python'
-	@echo 'make test   [PG=folder] [J=2] [T=...]  check, then all tests; PG: a folder of PostgreSQL server binaries'
+	@echo 'make test   [PG=folder] [J=4] [T=...]  check, then all tests; PG: a folder of PostgreSQL server binaries'
 	@echo 'make check                             style, types, import rules'
 	@echo 'make soak   [ARGS=...]                 an hour of load with a fault every few seconds; ARGS=--help'
 	@echo 'make bench  [W="W3 W6"] [ARGS=...]      measure; see bench/README.md'
@@ -54,7 +54,7 @@ demo: .venv/demo.done
 	@$(BIN)/skiplock demo $(ARGS)
 
 test: check
-	SKIPLOCK_TEST_PG='$(PG)' $(BIN)/python -m pytest -n $(J) $(T)
+	SKIPLOCK_TEST_PG='$(PG)' $(BIN)/python -m pytest -n $(J) --dist worksteal $(T)
 
 check: .venv/dev.done
 	$(BIN)/ruff check .

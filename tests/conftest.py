@@ -30,6 +30,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[shared] = SharedServer()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test first: begun last, it would be all that the whole run still waits for."""
+    items.sort(key=lambda item: "test_soak" not in item.nodeid)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """In xdist's controller, for each worker it is about to start."""

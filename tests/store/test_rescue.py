@@ -61,6 +61,19 @@ def test_a_silent_worker_is_lost_and_its_jobs_come_back(db: Verbs) -> None:
     assert rescue(db) == []
 
 
+def test_a_namesake_that_beats_keeps_no_dead_worker_alive(db: Verbs) -> None:
+    """Killed, and started again at once under its name. To see it fail: let beat (sql/work/beat.sql) look for the worker's name."""
+    dead = db.register("shop-1", lost_after=9)
+    [job] = holding(db, dead)
+    db.move_time(5)
+    heir = db.register("shop-1", lost_after=9)
+    db.move_time(10)
+    assert beat(db, heir).known, "which also makes it the leader, and a leader rescues"
+    assert db.rows("SELECT id FROM skiplock.workers") == [(heir,)]
+    assert db.job(job.id).state == "ready"
+    assert rescue(db) == []
+
+
 def test_a_worker_that_beats_is_not_lost_however_long_its_jobs_take(db: Verbs) -> None:
     worker = db.register(lost_after=9)
     [job] = holding(db, worker)
