@@ -29,9 +29,11 @@ from skiplock.core.errors import (
     SchemaError,
     SkiplockError,
     TaskDefinitionError,
+    UniqueConflictError,
     UnknownTaskError,
     UnsupportedConnectionError,
 )
+from skiplock.core.flow import Concurrency, Rate, Unique
 from skiplock.core.job import AttemptRecord, Job, JobRecord, JobState, NewJob
 from skiplock.core.outcome import Cancel, Dead, Retry, Snooze
 from skiplock.core.retry import Backoff
@@ -48,6 +50,7 @@ __all__ = [
     "Cancel",
     "ChildDiedError",
     "ChildStartError",
+    "Concurrency",
     "ConfigurationError",
     "DatabaseUnavailableError",
     "Dead",
@@ -64,6 +67,7 @@ __all__ = [
     "NewJob",
     "OptionError",
     "PayloadTooLargeError",
+    "Rate",
     "Resource",
     "Retry",
     "SchemaError",
@@ -72,6 +76,8 @@ __all__ = [
     "Snooze",
     "Task",
     "TaskDefinitionError",
+    "Unique",
+    "UniqueConflictError",
     "UnknownTaskError",
     "UnsupportedConnectionError",
     "__version__",

@@ -12,6 +12,7 @@ from skiplock.core.annotations import signature_of
 from skiplock.core.codec import ArgsCodec, check_name
 from skiplock.core.errors import OptionError, TaskDefinitionError, UnknownTaskError
 from skiplock.core.events import Events, Subscriber
+from skiplock.core.flow import Flow, Key, Limit, Unique, check_parameters, flow_of
 from skiplock.core.inspect_value import shown
 from skiplock.core.job import JobRecord, NewJob
 from skiplock.core.outcome import Duration
@@ -21,7 +22,7 @@ from skiplock.core.size import Size, size_as_text, size_in_bytes
 from skiplock.core.task import EVENT_LOOP, PROCESS, THREAD, TaskSpec
 from skiplock.desk.find import get_call
 from skiplock.handle import JobHandle
-from skiplock.produce.enqueue import enqueue_call
+from skiplock.produce.enqueue import enqueue_call, enqueue_flow_call
 from skiplock.store.call import Call
 from skiplock.store.schema import check_schema
 from skiplock.sync import SyncFace
@@ -93,6 +94,11 @@ class Skiplock:
         middleware: Sequence[Callable[..., Any]] = (),
         hooks: Mapping[str, Callable[..., Any]] | None = None,
         tags: Sequence[str] = (),
+        unique: Unique | bool | None = None,
+        limits: Sequence[Limit] | None = None,
+        fair_key: Key | None = None,
+        weight: float | None = None,
+        expires: Duration | None = None,
     ) -> TaskDecorator: ...
     def task(self, *function: Any, **settings: Any) -> Any:
         """Register a function as a task: ``@app.task`` or ``@app.task(queue="mail", timeout=30)``.
@@ -101,7 +107,7 @@ class Skiplock:
         process of the worker, which is killed at the timeout, with at most `memory` (bytes, or "512MiB") if given.
         `name` defaults to `module.function`; give one if the module may be imported by different paths. `backoff=None`:
         never retried. `retry_on` overrides it by exception class, nearest class first. `hooks`: functions by moment
-        (attempt_started, attempt_ended, job_dead). Raises TaskDefinitionError or OptionError.
+        (attempt_started, attempt_ended, job_dead). `unique`, `limits`, `fair_key`, `weight`, `expires`: docs/guides/flow.md. Raises TaskDefinitionError or OptionError.
         """
         if not function:
             return lambda f: self._register(f, **settings)
@@ -123,6 +129,7 @@ class Skiplock:
         middleware: Sequence[Callable[..., Any]] = (),
         hooks: Mapping[str, Callable[..., Any]] | None = None,
         tags: Sequence[str] = (),
+        **rules: Any,
     ) -> Task[..., Any]:
         if isinstance(function, Task) or not callable(function):
             raise TaskDefinitionError(f"{function!r}: decorate a plain function")
@@ -151,7 +158,9 @@ class Skiplock:
             middleware=(*self.middleware, *middleware),
             hooks=_hooks(hooks, name),
             tags=check_tags(tags),
+            flow=_rules(rules),
         )
+        check_parameters(spec.flow, spec.codec.names, name)
         task: Task[..., Any] = Task(self, spec)
         self.tasks[name] = task
         return task
@@ -187,20 +196,26 @@ class Skiplock:
         With `connection`: in its transaction. Without: chunks of 5,000 (or 8 MB), each all or nothing, so that a
         huge list does not become one huge transaction; give a connection if all must be one.
         """
-        ids: list[int] = []
+        handles: list[JobHandle] = []
         for chunk in _chunks(jobs):
-            call = enqueue_call(chunk, self.schema)
+            call = self._enqueue_call(chunk, connection)
             stored = self._sync.run(call, connection, verb="enqueue", instead="….aenqueue(…)")
-            ids += stored
-        return [JobHandle(self, job_id) for job_id in ids]
+            handles += stored
+        return handles
 
     async def aenqueue_many(self, jobs: Iterable[NewJob], *, connection: object = None) -> list[JobHandle]:
         """The async twin of `enqueue_many`."""
-        ids: list[int] = []
+        handles: list[JobHandle] = []
         for chunk in _chunks(jobs):
-            stored = await self._async.run(enqueue_call(chunk, self.schema), connection)
-            ids += stored
-        return [JobHandle(self, job_id) for job_id in ids]
+            stored = await self._async.run(self._enqueue_call(chunk, connection), connection)
+            handles += stored
+        return handles
+
+    def _enqueue_call(self, jobs: Sequence[NewJob], connection: object) -> Call[list[JobHandle]]:
+        if any([job.flow is not None for job in jobs]):
+            ruled = enqueue_flow_call(jobs, self.schema, admits=connection is None)
+            return ruled.then(lambda found: [JobHandle(self, job_id, is_new) for job_id, is_new in found])
+        return enqueue_call(jobs, self.schema).then(lambda ids: [JobHandle(self, job_id) for job_id in ids])
 
     def get(self, job_id: int) -> JobRecord:
         """A job as it is now, with its failed attempts. Raises JobNotFoundError."""
@@ -363,6 +378,13 @@ def _check_rules(task: str, backoff: Any, retry_on: Any, callables: Iterable[Any
     for found in callables:
         if not callable(found):
             raise TaskDefinitionError(f"task {task!r}: {found!r} is given as a hook or middleware and cannot be called")
+
+
+def _rules(given: dict[str, Any]) -> Flow:
+    unknown = given.keys() - {"unique", "limits", "fair_key", "weight", "expires"}
+    if unknown:
+        raise TypeError(f"task() got an unexpected keyword argument {sorted(unknown)[0]!r}")
+    return flow_of(*(given.get(name) for name in ("unique", "limits", "fair_key", "weight", "expires")))
 
 
 def _hooks(hooks: Mapping[str, Callable[..., Any]] | None, name: str) -> dict[str, tuple[Callable[..., Any], ...]]:

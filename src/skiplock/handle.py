@@ -21,11 +21,12 @@ class JobHandle:
     job.cancel()
     """
 
-    __slots__ = ("_app", "id")
+    __slots__ = ("_app", "id", "is_new")
 
-    def __init__(self, app: Skiplock, job_id: int) -> None:
+    def __init__(self, app: Skiplock, job_id: int, is_new: bool = True) -> None:
         self._app = app
         self.id = job_id
+        self.is_new = is_new  # False: another job has its unique key, and this is that one's handle
 
     def __repr__(self) -> str:
         return f"<Job {self.id}>"

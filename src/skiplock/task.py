@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from skiplock.core.codec import check_name, plain_json
 from skiplock.core.errors import OptionError
+from skiplock.core.flow import NO_RULES, Flow, Key, Limit, Unique, check_parameters, flow_json, flow_of
 from skiplock.core.inspect_value import shown
 from skiplock.core.job import MAX_PRIORITY, MIN_PRIORITY, NewJob
 from skiplock.core.outcome import MAX_DELAY, Duration, as_json, seconds
@@ -39,6 +40,7 @@ class Options:
     backoff: Backoff | None = None
     tags: tuple[str, ...] | None = None
     meta: str | None = None
+    flow: Flow = NO_RULES
 
 
 class Task(Generic[P, R]):
@@ -110,12 +112,18 @@ class Task(Generic[P, R]):
         backoff: Backoff | None = None,
         tags: Sequence[str] | None = None,
         meta: Mapping[str, Any] | None = None,
+        unique: Unique | bool | None = None,
+        limits: Sequence[Limit] | None = None,
+        fair_key: Key | None = None,
+        weight: float | None = None,
+        expires: Duration | datetime | None = None,
     ) -> Task[P, R]:
         """This task with other settings for the jobs it makes. Repeated calls add up.
 
         `connection`: join its transaction (psycopg, asyncpg, SQLAlchemy, Django). `delay` (seconds, timedelta or text
         like "5m", counted by the database's clock) and `at` (an aware datetime) exclude each other; a time that has
-        passed means now. Raises OptionError naming the value.
+        passed means now. `unique`, `limits`, `fair_key`, `weight`, `expires`: see docs/guides/flow.md; `limits=[]` and
+        `unique=False` lift what the task says. Raises OptionError naming the value.
         """
         given = Options(
             connection,
@@ -128,7 +136,9 @@ class Task(Generic[P, R]):
             backoff,
             None if tags is None else check_tags(tags),
             None if meta is None else plain_json(dict(meta), "meta", MAX_META_BYTES),
+            flow_of(unique, limits, fair_key, weight, expires).over(self._options.flow),
         )
+        check_parameters(given.flow, self.spec.codec.names, self.spec.name)
         changed = {f.name: getattr(given, f.name) for f in fields(Options) if getattr(given, f.name) is not None}
         options = replace(self._options, **changed)
         if options.delay is not None and options.at is not None:
@@ -137,10 +147,13 @@ class Task(Generic[P, R]):
 
     def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
         spec, options = self.spec, self._options
+        stored = spec.codec.encode(args, kwargs, limit=self._app.settings.max_args_bytes)
+        queue = spec.queue if options.queue is None else options.queue
+        flow = options.flow.over(spec.flow)
         return NewJob(
             spec.name,
-            spec.codec.encode(args, kwargs, limit=self._app.settings.max_args_bytes),
-            spec.queue if options.queue is None else options.queue,
+            stored,
+            queue,
             spec.priority if options.priority is None else options.priority,
             options.delay,
             options.at,
@@ -148,6 +161,7 @@ class Task(Generic[P, R]):
             spec.tags if options.tags is None else options.tags,
             options.meta,
             _rare(options),
+            None if flow == NO_RULES else flow_json(flow, spec.name, queue, spec.codec.named(stored), stored),
         )
 
 

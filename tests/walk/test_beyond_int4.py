@@ -48,8 +48,9 @@ def start_at(db: Verbs, number: int) -> None:
             "SELECT relname FROM pg_class WHERE relkind = 'S' AND relnamespace = 'skiplock'::regnamespace"
         )
     }
-    assert names == {"job_numbers", "worker_numbers"}
+    assert names == {"job_numbers", "worker_numbers", "nudges_n_seq"}
     db.rows("SELECT setval('skiplock.job_numbers', %s, false)", number)
+    db.rows("SELECT setval('skiplock.nudges_n_seq', %s, false)", number)
     db.rows("SELECT setval('skiplock.worker_numbers', %s, false)", min(number, LAST // 10_000 - 1_000))
 
 
@@ -59,7 +60,7 @@ def test_no_counter_is_of_four_bytes(db: Verbs) -> None:
         "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'skiplock' "
         "AND data_type IN ('integer', 'smallint')"
     )
-    allowed = {"attempt", "max_attempts", "priority", "losses", "pid", "running"}
+    allowed = {"attempt", "max_attempts", "priority", "losses", "pid", "running", "slots", "burst"}
     assert {column for _, column in narrow} <= allowed
     sequences = db.rows(
         "SELECT relname, seqtypid::regtype::text FROM pg_sequence JOIN pg_class ON oid = seqrelid WHERE relnamespace = 'skiplock'::regnamespace"

@@ -135,6 +135,16 @@ class ArgsCodec:
                 del found[name]
         return found
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that are arguments."""
+        return self._names
+
+    def named(self, raw: str) -> dict[str, Any]:
+        """All arguments by name, as the function would see them: those that were omitted have their defaults."""
+        parameters = inspect.signature(self._function).parameters
+        return {name: parameters[name].default for name in self._optional} | self.decode(raw)
+
     # --- building ---
 
     def _build(self) -> None:

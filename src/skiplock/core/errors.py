@@ -6,6 +6,7 @@
     ├── ArgumentError               an argument of an enqueue was refused; names task and path
     │   └── PayloadTooLargeError
     ├── OptionError                 an option of an enqueue (queue, priority, delay …) was refused
+    ├── UniqueConflictError         another live job has the unique key of this one
     ├── UnknownTaskError            no task of that name in the app
     ├── JobNotFoundError            no job with that id
     ├── JobStateError               the job's state does not allow that act
@@ -55,6 +56,11 @@ class PayloadTooLargeError(ArgumentError):
 
 class OptionError(SkiplockError, ValueError):
     """An option of an enqueue (queue, priority, delay, tags …) was refused before anything was stored."""
+
+
+class UniqueConflictError(SkiplockError):
+    """Another live job has the unique key; the message names it. Raised with `on_conflict="raise"`, before anything is stored,
+    and when a job that has ended is to be retried while another one has its key."""
 
 
 class UnknownTaskError(SkiplockError, LookupError):

@@ -35,7 +35,7 @@ class NewJob:
     """A job to be enqueued: checked and encoded, not yet stored.
 
     `args` is JSON text. `delay` (seconds, counted by the database's clock) and `run_at` exclude each other.
-    `options` is JSON text of rare per-job settings (timeout, backoff) or None.
+    `options` is JSON text of rare per-job settings (timeout, backoff) or None; `flow` that of its rules (core/flow.py).
     """
 
     task: str
@@ -48,6 +48,7 @@ class NewJob:
     tags: tuple[str, ...] = ()
     meta: str | None = None
     options: str | None = None
+    flow: str | None = None
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
@@ -88,7 +89,8 @@ class AttemptRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """One job as the desk shows it. Times are timezone-aware; `args`, `meta` and `result` are decoded JSON."""
+    """One job as the desk shows it. Times are timezone-aware; `args`, `meta`, `result` and `flow` are decoded JSON.
+    `blocked_on`: the key of the limit that holds it up."""
 
     id: int
     state: JobState
@@ -109,4 +111,7 @@ class JobRecord:
     tags: tuple[str, ...] = ()
     meta: Any = None
     options: Any = None
+    flow: Any = None
+    blocked_on: str | None = None
+    expires_at: datetime | None = None
     attempts: tuple[AttemptRecord, ...] = field(default=())

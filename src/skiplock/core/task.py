@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from skiplock.core.flow import NO_RULES, Flow
 from skiplock.core.retry import DEFAULT_BACKOFF, RetryMap, RetryRule
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class TaskSpec:
     middleware: tuple[Callable[..., Any], ...] = ()
     hooks: Mapping[str, tuple[Callable[..., Any], ...]] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
+    flow: Flow = NO_RULES
 
     @property
     def is_async(self) -> bool:

@@ -19,7 +19,8 @@ from skiplock.store.literal import text_array
 from skiplock.store.schema import render
 
 _COLUMNS = """j.id, j.state, j.task, j.queue, j.priority, j.args::text, j.attempt, j.max_attempts, j.losses, j.enqueued_at,
-    j.run_at, j.started_at, j.finished_at, j.worker, j.error, j.result::text, array_to_json(j.tags)::text, j.meta::text, j.options::text"""
+    j.run_at, j.started_at, j.finished_at, j.worker, j.error, j.result::text, array_to_json(j.tags)::text, j.meta::text, j.options::text, j.flow::text,
+    j.blocked_on, j.expires_at"""
 _GET = f"""SELECT {_COLUMNS}, (
     SELECT json_agg(json_build_object('attempt', a.attempt, 'verdict', a.verdict, 'error_class', a.error_class, 'message', a.message,
         'traceback', a.traceback, 'worker', a.worker_name, 'started_at', a.started_at, 'ended_at', a.ended_at) ORDER BY a.ended_at)
@@ -140,11 +141,11 @@ def check_id(job_id: int) -> int:
 
 
 def _record(row: Row) -> JobRecord:
-    (job_id, state, *middle, result, tags, meta, options, attempts) = row
+    (job_id, state, *middle, result, tags, meta, options, flow, blocked_on, expires_at, attempts) = row
     args = middle[3]
     kept = msgspec.json.decode(attempts, type=list[AttemptRecord]) if attempts else []
     fields: list[Any] = [job_id, JobState(state), *middle[:3], _json(args), *middle[4:], _json(result)]
-    fields += [tuple(_json(tags) or ()), _json(meta), _json(options), tuple(kept)]
+    fields += [tuple(_json(tags) or ()), _json(meta), _json(options), _json(flow), blocked_on, expires_at, tuple(kept)]
     return JobRecord(*fields)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+U = TypeVar("U")
 Row = Sequence[Any]
 
 
@@ -22,6 +23,11 @@ class Call(Generic[T]):
     sql: str
     params: tuple[str | None, ...]
     read: Callable[[Sequence[Row]], T]
+
+    def then(self, change: Callable[[T], U]) -> Call[U]:
+        """The same statement, whose result is changed once it has come."""
+        read = self.read
+        return Call(self.sql, self.params, lambda rows: change(read(rows)))
 
 
 def nothing(rows: Sequence[Row]) -> None:

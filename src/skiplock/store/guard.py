@@ -6,7 +6,7 @@
 | 08xxx, 53xxx, 57P0x, 58xxx, XXxxx, 25006, no SQLSTATE         | reconnect     | drops the connection, backs off, retries |
 | 3F000, 42P01, 42883, 42703 (schema, table, function)          | schema        | backs off, says: run `skiplock db migrate` |
 | 28xxx, 3D000 (password, no such database)                     | configuration | at start: stops; later: as reconnect     |
-| SK001 to SK004                                                | ours          | an answer of our own functions           |
+| SK001 to SK005                                                | ours          | an answer of our own functions           |
 | anything else                                                 | bug           | logs it, backs off, retries              |
 
 A call in a transaction of its own (`again.py`) is repeated by whoever makes it only after 40001, 40P01, 55P03 and 25006:
@@ -26,6 +26,7 @@ from skiplock.core.errors import (
     OptionError,
     SchemaError,
     SkiplockError,
+    UniqueConflictError,
 )
 
 
@@ -101,6 +102,8 @@ def translate(error: BaseException) -> SkiplockError | None:
         return OptionError(text)
     if code == "SK004":
         return LeaseLostError(text)
+    if code == "SK005":
+        return UniqueConflictError(text)
     if code in _SCHEMA:  # only our own statements come here, whatever the schema is called
         return SchemaError(
             f"{text}: the database has no skiplock schema, or an older one; run `skiplock db migrate` "

@@ -9,6 +9,7 @@ AS $$
 DECLARE
     v_job skiplock.jobs;
     v_fresh boolean := true;
+    v_holder bigint;
 BEGIN
     -- A job may move to another stage between two of these looks; then look again.
     FOR v_try IN 1..5 LOOP
@@ -30,16 +31,41 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    -- The attempts made so far stay on record; max_attempts grows, so that their numbers go on and stay unique.
-    INSERT INTO skiplock.jobs_ready
-        (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args, tags,
-         meta, options, error)
-    VALUES (v_job.id, nextval('skiplock.job_numbers'), v_job.lease, v_job.enqueued_at, skiplock.now(), v_job.attempt,
-            CASE WHEN v_fresh THEN v_job.attempt + greatest(v_job.max_attempts - v_job.attempt, 1) ELSE v_job.max_attempts END,
-            v_job.priority, 0, 'ready', v_job.queue, v_job.task, v_job.args, v_job.tags, v_job.meta, v_job.options, v_job.error);
-    PERFORM skiplock._ring(ARRAY[v_job.queue]);
-    done := true;
     was := v_job.state;
+    -- The attempts made so far stay on record; max_attempts grows, so that their numbers go on and stay unique.
+    v_job.max_attempts := CASE WHEN v_fresh THEN v_job.attempt + greatest(v_job.max_attempts - v_job.attempt, 1) ELSE v_job.max_attempts END;
+    v_job.run_at := skiplock.now();
+    v_job.expires_at := NULL;
+    IF v_fresh AND v_job.flow ? 'unique' THEN
+        SELECT t.job_id INTO v_holder FROM skiplock._take_unique(ARRAY[v_job.flow ->> 'unique'], ARRAY[v_job.id], NULL, NULL) t;
+        IF v_holder <> v_job.id THEN
+            RAISE EXCEPTION 'job %: its unique key is held by job %; cancel or wait for that one', $1, v_holder USING ERRCODE = 'SK005';
+        END IF;
+    END IF;
+    IF v_job.flow ? 'limits' AND NOT EXISTS (
+        SELECT FROM skiplock.slots s WHERE s.key = v_job.flow -> 'limits' -> 0 ->> 'key' AND s.job_id = v_job.id) THEN
+        INSERT INTO skiplock.jobs_waiting
+            (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args, tags,
+             meta, options, error, flow, blocked_on)
+        VALUES (v_job.id, nextval('skiplock.job_numbers'), v_job.lease, v_job.enqueued_at, v_job.run_at, v_job.attempt,
+                v_job.max_attempts, v_job.priority, 0, 'blocked', v_job.queue, v_job.task, v_job.args, v_job.tags, v_job.meta,
+                v_job.options, v_job.error, v_job.flow, v_job.flow -> 'limits' -> 0 ->> 'key');
+        INSERT INTO skiplock.nudges (key) VALUES (v_job.flow -> 'limits' -> 0 ->> 'key');
+        PERFORM skiplock.admit();
+    ELSE
+        INSERT INTO skiplock.jobs_ready
+            (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args, tags,
+             meta, options, error, flow)
+        VALUES (v_job.id,
+                CASE WHEN v_job.flow ? 'fair'
+                     THEN (SELECT f.place FROM skiplock._fair_places(ARRAY[v_job.id], ARRAY[v_job.queue], ARRAY[v_job.priority],
+                               ARRAY[v_job.flow ->> 'fair'], ARRAY[coalesce((v_job.flow ->> 'weight')::float8, 1)]) f)
+                     ELSE nextval('skiplock.job_numbers') END,
+                v_job.lease, v_job.enqueued_at, v_job.run_at, v_job.attempt, v_job.max_attempts, v_job.priority, 0, 'ready',
+                v_job.queue, v_job.task, v_job.args, v_job.tags, v_job.meta, v_job.options, v_job.error, v_job.flow);
+        PERFORM skiplock._ring(ARRAY[v_job.queue]);
+    END IF;
+    done := true;
     RETURN NEXT;
 END $$;
 
@@ -91,10 +117,13 @@ AS $$
 BEGIN
     INSERT INTO skiplock.jobs_finished
         (id, position, lease, worker, enqueued_at, run_at, finished_at, attempt, max_attempts, priority, losses, state, queue,
-         task, args, tags, meta, options, error)
+         task, args, tags, meta, options, error, flow, expires_at)
     VALUES (job.id, job.position, job.lease, job.worker, job.enqueued_at, job.run_at, skiplock.now(), job.attempt,
             job.max_attempts, job.priority, job.losses, 'cancelled', job.queue, job.task, job.args, job.tags, job.meta,
-            job.options, job.error);
+            job.options, job.error, job.flow, job.expires_at);
+    IF job.flow IS NOT NULL THEN
+        PERFORM skiplock._let_go(jsonb_build_array(job.flow || jsonb_build_object('id', job.id)), true, true);
+    END IF;
 END $$;
 
 -- Delete: for good, with its attempts, its steps and its large arguments. Not while it runs: cancel it first.
@@ -102,13 +131,15 @@ CREATE OR REPLACE FUNCTION skiplock.delete(id bigint) RETURNS TABLE (done boolea
 LANGUAGE plpgsql
 AS $$
 #variable_conflict use_column
+DECLARE
+    v_flow jsonb;
 BEGIN
     -- A job may move to another stage between two of these looks; then look again.
     FOR v_try IN 1..5 LOOP
-        DELETE FROM skiplock.jobs_waiting j WHERE j.id = $1 RETURNING j.state INTO was;
+        DELETE FROM skiplock.jobs_waiting j WHERE j.id = $1 RETURNING j.state, j.flow INTO was, v_flow;
         IF was IS NULL THEN
             DELETE FROM skiplock.jobs_ready j
-            WHERE j.ctid = ANY (ARRAY(SELECT p.place FROM skiplock._ready_places(ARRAY[$1]) p)) AND j.id = $1 RETURNING j.state INTO was;
+            WHERE j.ctid = ANY (ARRAY(SELECT p.place FROM skiplock._ready_places(ARRAY[$1]) p)) AND j.id = $1 RETURNING j.state, j.flow INTO was, v_flow;
         END IF;
         IF was IS NULL THEN
             DELETE FROM skiplock.jobs_dead j WHERE j.id = $1 RETURNING j.state INTO was;
@@ -125,6 +156,9 @@ BEGIN
         DELETE FROM skiplock.attempts a WHERE a.job_id = $1;
         DELETE FROM skiplock.steps s WHERE s.job_id = $1;
         DELETE FROM skiplock.payloads p WHERE p.job_id = $1;
+        IF v_flow IS NOT NULL THEN
+            PERFORM skiplock._let_go(jsonb_build_array(v_flow || jsonb_build_object('id', $1)), true, true);
+        END IF;
     END IF;
     RETURN NEXT;
 END $$;

@@ -51,7 +51,7 @@ AS $$
     SELECT j.id, j.position, j.lease, j.worker, j.enqueued_at, j.run_at, j.started_at, j.finished_at, j.attempt, j.max_attempts,
            j.priority, j.losses, j.state, j.queue, j.task,
            coalesce(j.args, (SELECT p.args FROM skiplock.payloads p WHERE p.job_id = j.id)),
-           j.tags, j.meta, j.options, j.result, j.error
+           j.tags, j.meta, j.options, j.result, j.error, j.flow, j.blocked_on, j.expires_at
     FROM (
         SELECT * FROM skiplock.jobs_ready r WHERE r.ctid = ANY (ARRAY(SELECT p.place FROM skiplock._ready_places(ids) p))
         UNION ALL SELECT * FROM skiplock.jobs_waiting w WHERE w.id = ANY (ids)

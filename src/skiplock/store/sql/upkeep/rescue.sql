@@ -114,10 +114,10 @@ BEGIN
     ), entered AS (
         INSERT INTO skiplock.jobs_ready AS j
             (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args,
-             tags, meta, options, error)
+             tags, meta, options, error, flow)
         SELECT g.id, nextval('skiplock.job_numbers'), NULL, g.enqueued_at, g.run_at,  -- no lease: a late settle is refused
                CASE WHEN $3 IS NULL THEN g.attempt - 1 ELSE g.attempt END, g.max_attempts, g.priority, g.losses + 1,
-               'ready', g.queue, g.task, g.args, g.tags, g.meta, g.options, v_error
+               'ready', g.queue, g.task, g.args, g.tags, g.meta, g.options, v_error, g.flow
         FROM gone g
         RETURNING j.queue
     )

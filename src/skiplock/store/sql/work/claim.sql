@@ -37,6 +37,7 @@ BEGIN
             FROM unnest($3, $4) AS q (queue, room),
                  LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
                           WHERE r.queue = q.queue AND r.losses = 0 AND r.task = ANY ($5)
+                            AND (r.expires_at IS NULL OR r.expires_at > v_now)
                           ORDER BY r.priority DESC, r.position
                           LIMIT q.room FOR UPDATE SKIP LOCKED) picked
             WHERE q.room > 0
@@ -51,6 +52,7 @@ BEGIN
                                LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
                                         WHERE r.queue = lane.queue AND r.priority = lane.priority
                                           AND r.position >= lane.position AND r.losses = 0 AND r.task = ANY ($5)
+                                          AND (r.expires_at IS NULL OR r.expires_at > v_now)
                                         ORDER BY r.position
                                         LIMIT q.room FOR UPDATE SKIP LOCKED) seen
                           WHERE lane.queue = q.queue
@@ -81,9 +83,9 @@ BEGIN
     ), started AS (
         INSERT INTO skiplock.jobs_running AS j
             (id, position, lease, worker, enqueued_at, run_at, started_at, attempt, max_attempts, priority, losses, state,
-             queue, task, args, tags, meta, options, error)
+             queue, task, args, tags, meta, options, error, flow, expires_at)
         SELECT g.id, g.position, $2, $1, g.enqueued_at, g.run_at, $4, g.attempt + 1, g.max_attempts, g.priority, g.losses,
-               'running', g.queue, g.task, g.args, g.tags, g.meta, g.options, g.error
+               'running', g.queue, g.task, g.args, g.tags, g.meta, g.options, g.error, g.flow, g.expires_at
         FROM gone g
         RETURNING j.id, j.lease, j.queue, j.priority, j.position, j.task,
                   coalesce(j.args, (SELECT p.args FROM skiplock.payloads p WHERE p.job_id = j.id)), -- a look only where it is NULL

@@ -78,7 +78,7 @@ END $$;
 -- Running → completed, cancelled or dead: every move into a final state goes through here, so that whoever must hear of
 -- it (unique keys, limits, workflows) has one place to listen. Returns the ids that moved.
 CREATE OR REPLACE FUNCTION skiplock._finish(
-    ids bigint[], leases bigint[], new_state text, tooks real[], results json[], errors text[]
+    ids bigint[], leases bigint[], new_state text, tooks real[], results json[], errors text[], admits boolean DEFAULT true
 ) RETURNS bigint[]
 LANGUAGE plpgsql
 SET jit = off SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off SET enable_bitmapscan = off
@@ -89,6 +89,7 @@ DECLARE
     v_now timestamptz := skiplock.now();
     v_moved bigint[];
     v_rows bigint;
+    v_flows jsonb;
 BEGIN
     IF new_state = 'dead' THEN
         WITH gone AS (
@@ -99,14 +100,15 @@ BEGIN
         ), moved AS (
             INSERT INTO skiplock.jobs_dead AS j
                 (id, position, lease, worker, enqueued_at, run_at, started_at, finished_at, attempt, max_attempts, priority,
-                 losses, state, queue, task, args, tags, meta, options, error)
+                 losses, state, queue, task, args, tags, meta, options, error, flow)
             SELECT g.id, g.position, g.lease, g.worker, g.enqueued_at, g.run_at,
                    coalesce(v_now - u.took * interval '1 s', g.started_at), v_now, g.attempt, g.max_attempts,
-                   g.priority, g.losses, $3, g.queue, g.task, g.args, g.tags, g.meta, g.options, coalesce(u.error, g.error)
+                   g.priority, g.losses, $3, g.queue, g.task, g.args, g.tags, g.meta, g.options, coalesce(u.error, g.error), g.flow
             FROM gone g JOIN unnest($1, $2, $4, $6) AS u (id, lease, took, error) ON u.id = g.id AND u.lease = g.lease
-            RETURNING j.id
+            RETURNING j.id, j.flow
         )
-        SELECT array_agg(m.id), (SELECT count(*) FROM gone) INTO v_moved, v_rows FROM moved m;
+        SELECT array_agg(m.id), (SELECT count(*) FROM gone), jsonb_agg(m.flow || jsonb_build_object('id', m.id)) FILTER (WHERE m.flow IS NOT NULL)
+        INTO v_moved, v_rows, v_flows FROM moved m;
     ELSE
         WITH gone AS (
             DELETE FROM skiplock.jobs_running r WHERE r.ctid = ANY (ARRAY(
@@ -116,19 +118,23 @@ BEGIN
         ), moved AS (
             INSERT INTO skiplock.jobs_finished AS j
                 (id, position, lease, worker, enqueued_at, run_at, started_at, finished_at, attempt, max_attempts, priority,
-                 losses, state, queue, task, args, tags, meta, options, result, error)
+                 losses, state, queue, task, args, tags, meta, options, result, error, flow)
             SELECT g.id, g.position, g.lease, g.worker, g.enqueued_at, g.run_at,
                    coalesce(v_now - u.took * interval '1 s', g.started_at), v_now, g.attempt, g.max_attempts,
                    g.priority, g.losses, $3, g.queue, g.task, g.args, g.tags, g.meta, g.options, u.result,
-                   CASE WHEN $3 <> 'completed' THEN coalesce(u.error, g.error) END
+                   CASE WHEN $3 <> 'completed' THEN coalesce(u.error, g.error) END, g.flow
             FROM gone g JOIN unnest($1, $2, $4, $5, $6) AS u (id, lease, took, result, error) ON u.id = g.id AND u.lease = g.lease
-            RETURNING j.id
+            RETURNING j.id, j.flow
         )
-        SELECT array_agg(m.id), (SELECT count(*) FROM gone) INTO v_moved, v_rows FROM moved m;
+        SELECT array_agg(m.id), (SELECT count(*) FROM gone), jsonb_agg(m.flow || jsonb_build_object('id', m.id)) FILTER (WHERE m.flow IS NOT NULL)
+        INTO v_moved, v_rows, v_flows FROM moved m;
     END IF;
     PERFORM skiplock._check_twice(v_moved, v_rows);
     IF EXISTS (SELECT FROM skiplock.cancellations) THEN
         DELETE FROM skiplock.cancellations c WHERE c.job_id = ANY (v_moved);
+    END IF;
+    IF v_flows IS NOT NULL THEN
+        PERFORM skiplock._let_go(v_flows, true, $7);
     END IF;
     RETURN coalesce(v_moved, '{}');
 END $$;
@@ -163,9 +169,9 @@ BEGIN
     ), moved AS (
         INSERT INTO skiplock.jobs_ready AS j
             (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args,
-             tags, meta, options, error)
+             tags, meta, options, error, flow, expires_at)
         SELECT g.id, g.position, g.lease, g.enqueued_at, g.run_at, g.attempt - 1, g.max_attempts, g.priority, g.losses,
-               'ready', g.queue, g.task, g.args, g.tags, g.meta, g.options, g.error
+               'ready', g.queue, g.task, g.args, g.tags, g.meta, g.options, g.error, g.flow, g.expires_at
         FROM gone g
         RETURNING j.id, j.queue
     )
@@ -190,6 +196,7 @@ DECLARE
     v_moved bigint[];
     v_due timestamptz;
     v_rows bigint;
+    v_flows jsonb;
 BEGIN
     WITH gone AS (
         DELETE FROM skiplock.jobs_running r WHERE r.ctid = ANY (ARRAY(
@@ -199,17 +206,21 @@ BEGIN
     ), moved AS (
         INSERT INTO skiplock.jobs_waiting AS j
             (id, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args, tags, meta,
-             options, error)
+             options, error, flow)
         SELECT g.id, g.lease, g.enqueued_at, v_now + coalesce(u.delay, 0) * interval '1 s',
                CASE WHEN $5 THEN g.attempt ELSE g.attempt - 1 END, g.max_attempts, g.priority, 0, 'retryable', g.queue,
-               g.task, g.args, g.tags, g.meta, g.options, coalesce(u.error, g.error)
+               g.task, g.args, g.tags, g.meta, g.options, coalesce(u.error, g.error), g.flow
         FROM gone g JOIN unnest($1, $2, $3, $4) AS u (id, lease, delay, error) ON u.id = g.id AND u.lease = g.lease
-        RETURNING j.id, j.run_at
+        RETURNING j.id, j.run_at, j.flow
     )
-    SELECT array_agg(m.id), min(m.run_at), (SELECT count(*) FROM gone) INTO v_moved, v_due, v_rows FROM moved m;
+    SELECT array_agg(m.id), min(m.run_at), (SELECT count(*) FROM gone), jsonb_agg(m.flow || jsonb_build_object('id', m.id)) FILTER (WHERE m.flow ? 'limits')
+    INTO v_moved, v_due, v_rows, v_flows FROM moved m;
     PERFORM skiplock._check_twice(v_moved, v_rows);
     IF v_due IS NOT NULL THEN
         PERFORM skiplock._ring_timer(v_due);
+    END IF;
+    IF v_flows IS NOT NULL THEN
+        PERFORM skiplock._let_go(v_flows, false, true);
     END IF;
     RETURN coalesce(v_moved, '{}');
 END $$;
@@ -272,7 +283,8 @@ CREATE OR REPLACE FUNCTION skiplock.complete(id bigint, lease bigint, took real 
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF skiplock._finish(ARRAY[$1], ARRAY[$2], 'completed', ARRAY[$3], ARRAY[$4], NULL) = '{}' THEN
+    -- In a transaction that may stay open: whoever may admit next is told, and does not wait for it.
+    IF skiplock._finish(ARRAY[$1], ARRAY[$2], 'completed', ARRAY[$3], ARRAY[$4], NULL, false) = '{}' THEN
         RAISE EXCEPTION 'job %: this attempt no longer owns it (another worker was given it, or it was cancelled)', $1
             USING ERRCODE = 'SK004';
     END IF;
