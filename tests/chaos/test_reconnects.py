@@ -28,11 +28,12 @@ import pytest
 
 from skiplock import DatabaseUnavailableError, JobContext, Skiplock
 from skiplock.core.events import Events
+from skiplock.store.call import Call
 from skiplock.store.embedded import EmbeddedServer, start_server
 from skiplock.store.link import LONGEST_PAUSE, Link, pause
 from skiplock.store.migrate import migrate
 from skiplock.upkeep.days import make_days_call
-from skiplock.upkeep.promote import promote_call
+from skiplock.upkeep.promote import Promoted, promote_call
 from skiplock.work.beat import Heart, Promotion, Pulse
 from tests.support.embedded import is_alive
 from tests.support.server import SETTINGS, binaries_under_test
@@ -297,3 +298,31 @@ def test_a_worker_that_has_left_is_not_told_that_it_is_lost(db: Verbs, dsn: str)
     heart._one_beat()
     heart._drop()
     assert len(heard) == 1
+
+
+def test_what_is_heard_while_an_answer_is_on_its_way_is_not_forgotten(db: Verbs, dsn: str) -> None:
+    """A job that another made due meanwhile, with its notification: the answer knows nothing of it, and must not overrule it.
+
+    To see it fail: let `_learn` (work/beat.py) take what the answer says.
+    """
+    worker = db.register()
+
+    def promoted(since: float | None) -> Call[Promoted]:
+        heart.timer()
+        return promote_call("skiplock", since=since)
+
+    heart = Heart(
+        dsn,
+        "skiplock",
+        queues=["default"],
+        every=1.0,
+        lost_after=9.0,
+        pulse=lambda: Pulse(worker, 0, "running", False),
+        on_beat=lambda beat: None,
+        promotion=Promotion(promoted, 10),
+        hourly=lambda: make_days_call("skiplock"),
+        events=Events(),
+    )
+    heart._promote()
+    assert heart._due_at == 0.0
+    heart._drop()

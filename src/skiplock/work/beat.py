@@ -34,6 +34,7 @@ _BEAT = """SELECT known, leader, due_in, waiting, suspects, cancelled, rescued::
 FROM skiplock.beat($1::text::bigint, $2::text::integer, $3::text, ($4::text)::text[], $5::text::float8, $6::text::boolean, $7::text::boolean, $8::text::boolean, ($9::text)::text[], ($10::text)::smallint[],
     ($11::text)::bigint[], $12::text::float8)"""
 SWEEP_EVERY = 10  # beats between two looks for running rows of unregistered workers
+AGAIN = 0.05  # seconds after a promote that moved something, for one more
 LOOK_SHARE = 0.01  # of the time, for what a beat and a promote look for beyond need (core/share.py)
 USUAL = 0.002  # seconds: what either takes without that, until it is measured
 LATE = 5.0  # seconds: a transaction open for longer than that may commit a due job that only the next whole look finds
@@ -170,6 +171,8 @@ class Heart(threading.Thread):
         self._errands: deque[Call[None]] = deque()
         self._in_vain = 0  # promotes in a row that moved nothing although something was due
         self._promoted_to: float | None = None  # monotonic time until when all that was due has been promoted
+        self._due_lock = threading.Lock()
+        self._heard: float | None = None  # the same, as others told us while an answer was on its way
         self._due_at: float | None = None  # monotonic time of the next waiting job, as far as known
         self._hourly_at = 0.0
 
@@ -177,15 +180,18 @@ class Heart(threading.Thread):
 
     def timer(self) -> None:
         """Something is due sooner than we knew."""
-        self._due_at = 0.0
-        self._woken.set()
+        self._hear(0.0)
 
     def due_in(self, seconds: float) -> None:
         """We ourselves just settled a job that is due in so many seconds."""
-        due = time.monotonic() + seconds
-        if self._due_at is None or due < self._due_at:
-            self._due_at = due
-            self._woken.set()
+        self._hear(time.monotonic() + seconds)
+
+    def _hear(self, due: float) -> None:
+        with self._due_lock:
+            self._heard = due if self._heard is None else min(self._heard, due)
+            if self._due_at is None or due < self._due_at:
+                self._due_at = due
+                self._woken.set()
 
     def silence(self) -> float:
         """Seconds since the database last heard from us, as far as we know. Asked from outside, because this thread may be
@@ -261,6 +267,7 @@ class Heart(threading.Thread):
         if began - self._alive_at > self._long_gap:
             self._watching_since = began
         watched = began - self._watching_since
+        self._heard = None
         call = beat_call(pulse, self._queues, self._every * 2.5, self._schema, sweep=sweep, look=look, watched=watched)
         try:
             found = self._run(call)
@@ -277,7 +284,7 @@ class Heart(threading.Thread):
         # Whoever is not the leader still promotes what is clearly overdue: the leader may be in trouble.
         overdue = found.due_in is not None and found.due_in < -2.0
         if look and (found.leader or overdue):
-            self._due_at = None if found.due_in is None else self._last_beat + found.due_in
+            self._learn(None if found.due_in is None else self._last_beat + found.due_in)
         if found.leader and not was_leader:
             self._due_at = 0.0  # look now, and leave word when we mean to wake
         if self._stopping:
@@ -294,6 +301,7 @@ class Heart(threading.Thread):
             asked = time.monotonic()
             whole = self._promoted_to is None or self._whole.is_due(asked)
             since = None if whole or self._promoted_to is None else self._promoted_to - asked - LATE
+            self._heard = None
             try:
                 found = self._run(self._promotion.call(since))
             except Exception:
@@ -305,13 +313,21 @@ class Heart(threading.Thread):
             if found.moved:
                 self._events.emit("promoted", jobs=found.moved)
             if found.moved < self._promotion.batch:
-                self._due_at = self._wake_at(asked, found.moved, found.due_in)
+                self._learn(self._wake_at(asked, found.moved, found.due_in))
                 return
             if time.monotonic() - self._last_beat > self._every:
                 self._due_at = 0.0  # a long queue of due jobs must not keep the heart from beating
                 return
 
+    def _learn(self, due: float | None) -> None:
+        """What an answer says of the next job. What we heard while it was on its way may be news to it."""
+        with self._due_lock:
+            self._due_at = due if self._heard is None else self._heard if due is None else min(due, self._heard)
+
     def _wake_at(self, asked: float, moved: int, due_in: float | None) -> float | None:
+        if moved:
+            # Whoever made something due while this was under way saw the bell's old time, and may not have rung it.
+            due_in = AGAIN if due_in is None else min(due_in, AGAIN)
         if due_in is None:
             return None
         # Due, and yet not moved: it became so meanwhile, or someone holds its row. Look again soon, then less and less.
