@@ -90,9 +90,9 @@ BEGIN
 END $$;
 
 -- Let in what the limits of the nudged keys allow, and of the rates whose time has come. Answers how many jobs became ready, and
--- in how many seconds to call again (NULL: when somebody nudges; 0: at once). `waits`: until whoever is at it has done; else
--- that one's successor, the leader, is told that there is more.
-CREATE OR REPLACE FUNCTION skiplock.admit(waits boolean DEFAULT false, batch integer DEFAULT 1000)
+-- in how many seconds to call again (NULL: when somebody nudges; 0: at once). `returns`: the caller looks
+-- again by itself if somebody else is at it just now; else the leader is told that there is more.
+CREATE OR REPLACE FUNCTION skiplock.admit(returns boolean DEFAULT false, batch integer DEFAULT 1000)
 RETURNS TABLE (moved integer, due_in float8)
 LANGUAGE plpgsql
 SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -115,18 +115,17 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    IF waits THEN
-        PERFORM FROM skiplock.duties d WHERE d.name = 'admit' FOR UPDATE;
-    ELSE
-        PERFORM FROM skiplock.duties d WHERE d.name = 'admit' FOR UPDATE SKIP LOCKED;
-        IF NOT FOUND THEN
+    PERFORM FROM skiplock.duties d WHERE d.name = 'admit' FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        -- Whoever is at it may not see what we saw any more, and may even be somebody's open transaction: nobody waits for it.
+        due_in := 0;
+        IF NOT returns THEN
             PERFORM skiplock._ring_timer(v_now);
-            due_in := 0;
-            RETURN NEXT;
-            RETURN;
         END IF;
+        RETURN NEXT;
+        RETURN;
     END IF;
-    v_now := skiplock.now();  -- others may have let jobs in while we waited
+    v_now := skiplock.now();  -- others may have let jobs in until a moment ago
 
     WITH taken AS (
         DELETE FROM skiplock.nudges n WHERE n.n = ANY (ARRAY(SELECT x.n FROM skiplock.nudges x ORDER BY x.n LIMIT $2)) RETURNING n.key
