@@ -26,6 +26,7 @@ from skiplock.core.errors import (
     MigrationBlockedError,
     OptionError,
     PayloadTooLargeError,
+    ScheduleNotFoundError,
     SchemaError,
     SkiplockError,
     TaskDefinitionError,
@@ -35,6 +36,7 @@ from skiplock.core.errors import (
 from skiplock.core.job import AttemptRecord, Job, JobRecord, JobState, NewJob
 from skiplock.core.outcome import Cancel, Dead, Retry, Snooze
 from skiplock.core.retry import Backoff
+from skiplock.core.schedule_record import ScheduleRecord
 from skiplock.handle import JobHandle
 from skiplock.task import Task
 from skiplock.work.context import JobContext
@@ -66,6 +68,8 @@ __all__ = [
     "PayloadTooLargeError",
     "Resource",
     "Retry",
+    "ScheduleNotFoundError",
+    "ScheduleRecord",
     "SchemaError",
     "Skiplock",
     "SkiplockError",

@@ -33,6 +33,7 @@ from skiplock.store.link import LONGEST_PAUSE, Link, pause
 from skiplock.store.migrate import migrate
 from skiplock.upkeep.days import make_days_call
 from skiplock.upkeep.promote import promote_call
+from skiplock.upkeep.schedules import Ticker
 from skiplock.work.beat import Heart, Promotion, Pulse
 from tests.support.embedded import is_alive
 from tests.support.server import SETTINGS, binaries_under_test
@@ -288,6 +289,7 @@ def test_a_worker_that_has_left_is_not_told_that_it_is_lost(db: Verbs, dsn: str)
         pulse=lambda: Pulse(db.register(), 0, "running", False),
         on_beat=heard.append,
         promotion=Promotion(lambda since: promote_call("skiplock", since=since), 10),
+        schedules=Ticker("skiplock", dict, Events()),
         hourly=lambda: make_days_call("skiplock"),
         events=Events(),
     )
