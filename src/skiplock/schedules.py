@@ -83,8 +83,8 @@ class Schedules:
 
     def declare(self, rule: Spec, **options: Unpack[DeclareOptions]) -> Any:
         """The decorator that declares a schedule of its task. Raises OptionError, TaskDefinitionError or ArgumentError."""
-        name, args = options.pop("name", None), options.pop("args", None)
-        policy = Policy(**options).spec()
+        name, args = options.get("name"), options.get("args")
+        policy = Policy(**{key: value for key, value in options.items() if key not in ("name", "args")}).spec()  # type: ignore[arg-type]
 
         def decorate(function: Any) -> Task[..., Any]:
             task: Task[..., Any] = function if isinstance(function, Task) else self._app.task(function)

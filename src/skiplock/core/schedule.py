@@ -55,7 +55,7 @@ class Cron:
             found = next(self._calendar(datetime(2000, 1, 1)), None)
         except Exception as error:  # its parser raises whatever it stumbles over
             raise OptionError(
-                f"cron {shown(self.expression)}: {error or 'cannot be read'}; give minute, hour, day of month, month and "
+                f"cron {shown(self.expression)}: {str(error) or 'cannot be read'}; give minute, hour, day of month, month and "
                 'day of week, as in "30 2 * * 1-5", or six fields with seconds first'
             ) from None
         if found is None:
@@ -281,7 +281,8 @@ _UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 def _spell(total: float) -> str:
     if total != int(total):
         return f"{total:g} seconds"
-    left, parts = int(total), []
+    left = int(total)
+    parts: list[str] = []
     for size, name in _UNITS:
         count, left = divmod(left, size)
         if count:
