@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime, timedelta
+from functools import cache
 from itertools import takewhile
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -36,6 +37,7 @@ ALWAYS = (
 )
 
 
+@cache
 def grouped() -> list[tuple[str, list[datetime]]]:
     """One zone for all that are alike in these years, with its changes. Every zone is in one of the groups."""
     found: dict[object, tuple[str, list[datetime]]] = {}

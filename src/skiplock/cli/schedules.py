@@ -342,7 +342,7 @@ def _page(schedule: ScheduleRecord) -> list[tuple[str, object]]:
         rows.append(("problem", Text(schedule.problem, style="red")))
     else:
         rows.append(("in words", schedule.rule.words()))
-    if schedule.changed is not None:
+    if bytes(schedule.changed) != b"null":
         rows.append(("changed by hand", plain_json(bytes(schedule.changed).decode())))
     rows += [
         ("missed", f"{schedule.missed}, at most {schedule.missed_most}"),

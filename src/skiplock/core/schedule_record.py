@@ -19,6 +19,7 @@ from skiplock.core.schedule import ALLOW, LATEST, MISSED, MOST, OVERLAP, Cron, R
 
 LONGEST_JITTER = 86400.0  # seconds
 RESERVED = ("schedule", "scheduled_for")  # members of a scheduled job's `meta`
+_NULL = b"null"
 Spec = dict[str, Any]  # plain values by column of the table: what `_put_schedule` (sql/upkeep/schedules.sql) takes
 
 
@@ -98,8 +99,8 @@ class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     max_attempts: int
     tags: list[str] | None
-    meta: msgspec.Raw | None
-    options: msgspec.Raw | None
+    meta: msgspec.Raw
+    options: msgspec.Raw
     cron: str | None
     every: float | None
     zone: str
@@ -111,8 +112,8 @@ class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
     overlap: str
     waiting_most: int
     jitter: float
-    declared: msgspec.Raw | None
-    changed: msgspec.Raw | None
+    declared: msgspec.Raw
+    changed: msgspec.Raw
     paused_at: datetime | None
     orphaned_at: datetime | None
     created_at: datetime
@@ -141,12 +142,12 @@ class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_declared(self) -> bool:
         """Whether it comes from code, and was not made by hand."""
-        return self.declared is not None
+        return bytes(self.declared) != _NULL
 
     @property
     def is_changed(self) -> bool:
         """Whether it is other than its code says."""
-        return self.changed is not None or (self.is_declared and self.paused_at is not None)
+        return bytes(self.changed) != _NULL or (self.is_declared and self.paused_at is not None)
 
     @property
     def state(self) -> str:

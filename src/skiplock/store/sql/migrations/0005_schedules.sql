@@ -38,7 +38,11 @@ CREATE TABLE skiplock.schedules (
     skipped       bigint      NOT NULL DEFAULT 0,      -- fires without a job: the last one had not ended
     passed_over   bigint      NOT NULL DEFAULT 0,      -- fires without a job: missed
     problem       text,                                -- why it cannot fire; it is tried again every minute
-    CHECK ((cron IS NULL) <> (every IS NULL))
+    CHECK ((cron IS NULL) <> (every IS NULL)),
+    CHECK (every BETWEEN 1 AND 31622400),
+    -- What Python could not read.
+    CHECK (start_at BETWEEN '1900-01-01Z' AND '9999-01-01Z' AND end_at BETWEEN '1900-01-01Z' AND '9999-01-01Z'
+           AND anchor BETWEEN '1900-01-01Z' AND '9999-01-01Z')
 ) WITH (fillfactor = 70);
 CREATE INDEX schedules_wake ON skiplock.schedules (wake_at);
 

@@ -62,9 +62,10 @@ DECLARE
     v_rule text := (SELECT skiplock._rule_of(s) FROM skiplock.schedules s WHERE s.name = $1);
     v_another boolean;
 BEGIN
-    INSERT INTO skiplock.schedules (name, task, cron, every, created_at, checked_until, wake_at)
-    VALUES ($1, $2->>'task', $2->>'cron', ($2->>'every')::float8, v_now, v_now, v_now)
-    ON CONFLICT DO NOTHING;
+    IF v_rule IS NULL THEN
+        INSERT INTO skiplock.schedules (name, task, cron, every, created_at, checked_until, wake_at)
+        VALUES ($1, $2->>'task', $2->>'cron', ($2->>'every')::float8, v_now, v_now, v_now);
+    END IF;
     UPDATE skiplock.schedules s
     SET task = coalesce($2->>'task', s.task),
         args = coalesce(($2->>'args')::json, s.args),
@@ -256,8 +257,11 @@ END $$;
 
 -- Whether that job has not ended yet.
 CREATE OR REPLACE FUNCTION skiplock._is_at_work(job bigint) RETURNS boolean
-LANGUAGE sql STABLE
-AS $$ SELECT EXISTS (SELECT FROM skiplock.find(ARRAY[job]) f WHERE f.state NOT IN ('completed', 'cancelled', 'dead')) $$;
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM skiplock.find(ARRAY[job]) f WHERE f.state NOT IN ('completed', 'cancelled', 'dead'));
+END $$;
 
 -- The job of one fire; `meta` says whose it is. NULL: the enqueue refused it for now.
 CREATE OR REPLACE FUNCTION skiplock._make_fire(s skiplock.schedules, fire_at timestamptz, run_at timestamptz) RETURNS bigint
