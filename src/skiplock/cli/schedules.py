@@ -312,21 +312,28 @@ def _marks(schedule: ScheduleRecord) -> str:
 
 
 def _table(schedules: Sequence[ScheduleRecord]) -> Table:
-    found = table("name", "state", "rule", "next", "in", "last", "task", "made", flexible=("name", "rule", "task"))
+    """Times in each one's own zone, which stands beside its rule."""
+    found = table("name", "state", "rule", "next", "in", "last", "task", flexible=("name", "rule", "task"))
     for schedule in schedules:
         coming = schedule.next() if schedule.state in ("active", "failing") else None
-        last = schedule.last_fire
+        changed = ", changed" if schedule.is_changed and schedule.state != "paused" else ""
         found.add_row(
             cell(schedule.name),
-            Text(schedule.state, style=_STYLES[schedule.state]),
+            Text(schedule.state + changed, style=_STYLES[schedule.state]),
             cell(_rule(schedule)),
-            cell(None if coming is None else f"{schedule.local(coming):%m-%d %H:%M:%S %Z}"),
+            cell(_short(schedule, coming)),
             cell(age(coming).removeprefix("in ")),
-            cell(None if last is None else f"{schedule.local(last):%m-%d %H:%M:%S %Z}"),
+            cell(_short(schedule, schedule.last_fire)),
             cell(schedule.task),
-            cell(_marks(schedule), "dim"),
         )
     return found
+
+
+def _short(schedule: ScheduleRecord, moment: datetime | None) -> str:
+    if moment is None:
+        return ""
+    local = schedule.local(moment)
+    return f"{local:%m-%d %H:%M:%S}" if local.second else f"{local:%m-%d %H:%M}"
 
 
 def _page(schedule: ScheduleRecord) -> list[tuple[str, object]]:
