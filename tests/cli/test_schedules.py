@@ -6,7 +6,10 @@ import shlex
 
 import pytest
 
+from tests.support.fleets import ROOT
 from tests.support.verbs import open_verbs
+
+GUIDE = (ROOT / "docs" / "guides" / "schedules.md").read_text()
 
 
 @pytest.fixture(autouse=True)
@@ -134,3 +137,25 @@ def test_explain(call):
     assert told == {"words": "Every 12 hours", "zone": "UTC", "fires": [{"utc": moment, "local": moment}]}
     for wrong in ("", "x", "'* * * * *' --every 5m"):
         assert call(f"explain {wrong}").code == 2
+
+
+def test_what_the_guide_shows_of_the_changes_of_the_clocks(bare):
+    """To see it fail: change a line of docs/guides/schedules.md."""
+    [shown] = [part for part in GUIDE.split("```") if "explain" in part and part.startswith("\n$")]
+    commands = shown.strip().split("$ skiplock ")[1:]
+    assert len(commands) == 3
+    for command in commands:
+        words, _, answer = command.partition("\n")
+        assert bare(*shlex.split(words)).out.strip() == answer.strip()
+
+
+def test_the_code_in_the_guide(dsn, monkeypatch):
+    """It declares what it says, and all that it does at run time works."""
+    monkeypatch.setenv("SKIPLOCK_DATABASE_URL", dsn)
+    declaring, at_run_time = [part.removeprefix("python") for part in GUIDE.split("```") if part.startswith("python")]
+    place = {"__name__": "guide"}
+    exec(compile(declaring, "guide", "exec"), place)
+    assert list(place["app"].schedules.declared) == ["guide.nightly", "guide.sync_stock", "nightly-us"]
+    exec(compile(at_run_time.replace("await app.arun(", "app.run("), "guide", "exec"), place)
+    assert place["job_id"] > 0 and place["app"].run(place["app"].schedules.all()) == []
+    place["app"].close()
