@@ -39,7 +39,7 @@ def clock(dsn: str) -> Iterator[Clockwork]:
 
 
 def test_a_fire_is_made_once_and_never_early(clock: Clockwork) -> None:
-    """To see it fail: take `s.checked_until = v_one.seen` out of fire_schedules.sql, or let due_schedules look a second ahead."""
+    """To see it fail: take `s.checked_until = v_one.seen` out of fire_schedules.sql, or let `due` (core/schedule.py) take fires of the next second."""
     clock.add("s", cron="0 12 * * *", args={"n": 1})
     assert clock.tick() == 60.0
     assert clock.tick_at(NOON - timedelta(microseconds=1)) == pytest.approx(0.005, abs=0.01) and clock.jobs() == 0
@@ -56,6 +56,18 @@ def test_a_fire_is_made_once_and_never_early(clock: Clockwork) -> None:
     found = clock.get("s")
     assert (found.last_fire, found.last_job, found.made, found.next()) == (NOON, job.id, 1, NOON + timedelta(days=1))
     assert [event.fields["job"] for event in clock.scheduler.heard] == [job.id]
+
+
+def test_a_clock_that_steps_back_between_looking_and_making(clock: Clockwork) -> None:
+    """After a failover, say, to a server whose clock is behind. To see it fail: take `f.until <= v_now` out of fire_schedules."""
+    clock.add("s", cron="* * * * *")
+    clock.tick()
+    clock.at(NOON)
+    make = clock.scheduler.look()
+    clock.at(NOON - SECOND)
+    assert make() == [] and clock.jobs() == 0
+    clock.tick_at(NOON)
+    assert clock.fired() == [NOON]
 
 
 def test_two_that_look_at_once(clock: Clockwork, dsn: str) -> None:
