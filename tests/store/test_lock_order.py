@@ -40,7 +40,8 @@ def test_fires_and_declarations_lock_schedules_in_one_order(fresh_dsn: str) -> N
 
     To see it fail: take the locking of all schedules out of _adopt_declarations (sql/upkeep/schedules.sql).
     """
-    told = '[{"name": "b", "until": "2020-01-01Z", "seen": "2020-01-01Z"}, {"name": "c", "until": "2020-01-01Z", "seen": "2020-01-01Z"}]'
+    fire = '{"name": "%s", "until": "2020-01-01Z", "seen": "2020-01-01Z", "fires": [], "run_ats": [], "passed_over": 0}'
+    told = f"[{fire % 'b'}, {fire % 'c'}]"
     declared = '[{"name": "c", "spec": {"task": "t", "cron": "1 1 * * *"}}]'
     with open_verbs(fresh_dsn) as db, ThreadPoolExecutor(2) as threads:
         both = '[{"name": "b", "spec": {"task": "t", "cron": "0 0 1 1 *"}}, {"name": "c", "spec": {"task": "t", "cron": "0 0 1 1 *"}}]'
@@ -55,12 +56,12 @@ def test_fires_and_declarations_lock_schedules_in_one_order(fresh_dsn: str) -> N
 
         with connect(fresh_dsn) as holder, holder.transaction():
             holder.execute("SELECT FROM skiplock.schedules WHERE name = 'b' FOR UPDATE")
-            declaring = threads.submit(run, "SELECT skiplock.declare_schedules(%s, 0, %s)", new, declared)
+            firing = threads.submit(run, "SELECT done FROM skiplock.fire_schedules(%s)", told)
             eventually(lambda: db.value(WAITING) == 1)
-            firing = threads.submit(run, "SELECT skiplock.fire_schedules(%s)", told)
+            declaring = threads.submit(run, "SELECT skiplock.declare_schedules(%s, 0, %s)", new, declared)
             eventually(lambda: db.value(WAITING) == 2)
+        assert firing.result(20) == []
         declaring.result(20)
-        firing.result(20)
         assert db.rows("SELECT name, cron, orphaned_at IS NULL FROM skiplock.schedules ORDER BY 1") == [
             ("b", "0 0 1 1 *", False), ("c", "1 1 * * *", True),
         ]  # fmt: skip

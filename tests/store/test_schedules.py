@@ -39,7 +39,8 @@ def clock(dsn: str) -> Iterator[Clockwork]:
 
 
 def test_a_fire_is_made_once_and_never_early(clock: Clockwork) -> None:
-    """To see it fail: take `s.checked_until = v_one.seen` out of fire_schedules.sql, or let `due` (core/schedule.py) take fires of the next second."""
+    """To see it fail: take `s.checked_until = v_one.seen` out of fire_schedules.sql, or let due_schedules look a second ahead and
+    `due` (core/schedule.py) take fires of the next second."""
     clock.add("s", cron="0 12 * * *", args={"n": 1})
     assert clock.tick() == 60.0
     assert clock.tick_at(NOON - timedelta(microseconds=1)) == pytest.approx(0.005, abs=0.01) and clock.jobs() == 0
