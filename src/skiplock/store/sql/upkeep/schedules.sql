@@ -116,7 +116,6 @@ END $$;
 -- worker whose declaration counts has gone.
 CREATE OR REPLACE FUNCTION skiplock._schedules_due_in(whole boolean) RETURNS float8
 LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     v_at timestamptz;
