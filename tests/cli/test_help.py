@@ -26,7 +26,7 @@ def _commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str,
 
 
 COMMANDS = _commands(cli)
-GROUPS = {("jobs",), ("queues",), ("workers",), ("db",)}
+GROUPS = {("jobs",), ("queues",), ("workers",), ("schedules",), ("db",)}
 
 
 def test_all_commands_are_there():
@@ -34,6 +34,10 @@ def test_all_commands_are_there():
     assert names >= {
         *("demo", "dev", "worker", "enqueue", "jobs list", "jobs show", "jobs retry", "jobs cancel", "jobs delete"),
         *("queues list", "queues pause", "queues resume", "workers list"),
+        *[
+            f"schedules {act}"
+            for act in ("list", "show", "add", "change", "pause", "resume", "reset", "run", "delete", "explain")
+        ],
         *("db migrate", "db plan", "db sql", "db status", "db verify"),
     }
 

@@ -32,7 +32,18 @@ def threaded(to: str) -> None: ...
 async def with_context(ctx: JobContext, path: str, db: Session = Resource(session)) -> str:
     return path
 
+@app.cron("0 3 * * *", tz="Europe/Berlin", overlap="skip")
+@app.every("1h", name="also")
+@app.task
+def scheduled(ctx: JobContext, n: int = 1) -> None: ...
+
+@app.every("10m")
+async def shortly(ctx: JobContext, n: int = 1) -> None: ...
+
 async def right() -> None:
+    scheduled.enqueue(n=2)
+    await shortly.aenqueue(2)
+    a_number: int = app.run(app.schedules.run("also"))
     handle: JobHandle = plain.enqueue("ann", times=2)
     handle = await plain.aenqueue(to="ann")
     job: NewJob = threaded.job(to="ann")

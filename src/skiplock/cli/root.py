@@ -24,6 +24,7 @@ _COMMANDS = {
     "jobs": "jobs:jobs",
     "queues": "queues:queues",
     "workers": "workers:workers",
+    "schedules": "schedules:schedules",
     "db": "db:db",
 }
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {text}" for code, text in CODES.items())
