@@ -12,7 +12,7 @@ from skiplock.core.annotations import signature_of
 from skiplock.core.codec import ArgsCodec, check_name
 from skiplock.core.errors import OptionError, TaskDefinitionError, UnknownTaskError
 from skiplock.core.events import Events, Subscriber
-from skiplock.core.flow import Flow, Key, Limit, Unique, check_parameters, flow_of
+from skiplock.core.flow import Flow, Key, Limit, Unique, check_parameters, declared_limits, flow_of
 from skiplock.core.inspect_value import shown
 from skiplock.core.job import JobRecord, NewJob
 from skiplock.core.outcome import Duration
@@ -22,6 +22,7 @@ from skiplock.core.size import Size, size_as_text, size_in_bytes
 from skiplock.core.task import EVENT_LOOP, PROCESS, THREAD, TaskSpec
 from skiplock.desk.find import get_call
 from skiplock.handle import JobHandle
+from skiplock.limits import Limits
 from skiplock.produce.enqueue import enqueue_call, enqueue_flow_call
 from skiplock.store.call import Call
 from skiplock.store.schema import check_schema
@@ -70,6 +71,7 @@ class Skiplock:
         self.events = Events()
         self.middleware = tuple(middleware)
         self.tasks: dict[str, Task[..., Any]] = {}
+        self.limits = Limits(self)
         self._faces: tuple[SyncFace, AsyncFace] | None = None
 
     # -- declaring tasks -------------------------------------------------------------------------------------------
@@ -161,6 +163,7 @@ class Skiplock:
             flow=_rules(rules),
         )
         check_parameters(spec.flow, spec.codec.names, name)
+        declared_limits([spec.flow, *(task.spec.flow for task in self.tasks.values())])
         task: Task[..., Any] = Task(self, spec)
         self.tasks[name] = task
         return task

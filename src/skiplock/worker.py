@@ -16,16 +16,15 @@ from typing import Any
 
 from skiplock.app import Skiplock
 from skiplock.child import children_for
+from skiplock.chores import chores
 from skiplock.core.decide import LOST, SHUTDOWN
 from skiplock.core.outcome import Outcome, Verdict
 from skiplock.core.settings import WorkerSettings
 from skiplock.registering import name_of, register
 from skiplock.store.again import arepeat
 from skiplock.store.link import Link, pause
-from skiplock.upkeep.days import make_days_call
-from skiplock.upkeep.promote import BATCH, promote_call
 from skiplock.waits import Budget, either, sleep_unless, unless
-from skiplock.work.beat import Beat, Heart, Promotion, Pulse, leave_call
+from skiplock.work.beat import Beat, Heart, Pulse, leave_call
 from skiplock.work.bell import Sleeper
 from skiplock.work.children import rooms
 from skiplock.work.claim import Claimer
@@ -123,10 +122,9 @@ class Worker:
             lost_after=settings.lost_after,
             pulse=self._pulse,
             on_beat=self._heard,
-            promotion=Promotion(lambda since: promote_call(schema, since=since), BATCH),
-            hourly=lambda: make_days_call(schema),
             on_turn=self._vigil.turn,
             events=self._events,
+            **chores(app),
         )
         self._runner = Runner(
             prepared,

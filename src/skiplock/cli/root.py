@@ -23,6 +23,7 @@ _COMMANDS = {
     "enqueue": "enqueue:enqueue",
     "jobs": "jobs:jobs",
     "queues": "queues:queues",
+    "limits": "limits:limits",
     "workers": "workers:workers",
     "db": "db:db",
 }

@@ -34,6 +34,7 @@ _BEAT = """SELECT known, leader, due_in, waiting, suspects, cancelled, rescued::
 FROM skiplock.beat($1::text::bigint, $2::text::integer, $3::text, ($4::text)::text[], $5::text::float8, $6::text::boolean, $7::text::boolean, $8::text::boolean, ($9::text)::text[], ($10::text)::smallint[],
     ($11::text)::bigint[], $12::text::float8)"""
 SWEEP_EVERY = 10  # beats between two looks for running rows of unregistered workers
+SWEEP_LIMITS_EVERY = 30.0  # seconds between two steps through the limits, by the leader
 AGAIN = 0.05  # seconds after a promote that moved something, for one more
 LOOK_SHARE = 0.01  # of the time, for what a beat and a promote look for beyond need (core/share.py)
 USUAL = 0.002  # seconds: what either takes without that, until it is measured
@@ -141,6 +142,8 @@ class Heart(threading.Thread):
         on_beat: Callable[[Beat], None],
         promotion: Promotion,
         hourly: Callable[[], Call[None]],
+        sweep: Callable[[], Call[None]] | None = None,
+        errands: Sequence[Call[None]] = (),
         on_turn: Callable[[], None] = lambda: None,
         events: Events,
     ) -> None:
@@ -154,6 +157,7 @@ class Heart(threading.Thread):
         self._patience = Patience(lost_after / 2)
         self._pulse, self._on_beat = pulse, on_beat
         self._promotion, self._hourly, self._on_turn, self._events = promotion, hourly, on_turn, events
+        self._sweep = sweep
         self._woken = threading.Event()
         self._stopping = False
         self._beat_now = False
@@ -168,13 +172,14 @@ class Heart(threading.Thread):
         self._beats = 0
         self._looks = Share(LOOK_SHARE, usual=USUAL)
         self._whole = Share(LOOK_SHARE, usual=USUAL)  # promotes that look at all that waits
-        self._errands: deque[Call[None]] = deque()
+        self._errands: deque[Call[None]] = deque(errands)
         self._in_vain = 0  # promotes in a row that moved nothing although something was due
         self._promoted_to: float | None = None  # monotonic time until when all that was due has been promoted
         self._due_lock = threading.Lock()
         self._heard: float | None = None  # the same, as others told us while an answer was on its way
         self._due_at: float | None = None  # monotonic time of the next waiting job, as far as known
         self._hourly_at = 0.0
+        self._sweep_at = 0.0
 
     # -- for other threads -----------------------------------------------------------------------------------------
 
@@ -295,6 +300,9 @@ class Heart(threading.Thread):
         if found.leader and self._last_beat >= self._hourly_at:
             self._hourly_at = self._last_beat + 3600.0
             self._run(self._hourly())
+        if found.leader and self._sweep is not None and self._last_beat >= self._sweep_at:
+            self._sweep_at = self._last_beat + SWEEP_LIMITS_EVERY
+            self._run(self._sweep())
 
     def _promote(self) -> None:
         while not self._stopping:

@@ -10,7 +10,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_problem text := CASE
-        WHEN $1 IS NULL OR length($1) NOT BETWEEN 1 AND 400 THEN 'a key has 1 to 400 characters'
+        WHEN $1 IS NULL OR length($1) NOT BETWEEN 1 AND 401 THEN 'a key has 1 to 401 characters'
         WHEN $2 IS NULL AND $3 IS NULL THEN 'give slots, or a rate'
         WHEN $2 NOT BETWEEN 0 AND 1000000 THEN format('slots %s: must be from 0 to 1000000', $2)
         WHEN $3 < 0 OR $3 > 1000000 OR $3 = 'NaN' THEN format('rate %s: must be from 0 to 1000000', $3)

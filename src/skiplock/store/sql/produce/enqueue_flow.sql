@@ -239,8 +239,8 @@ BEGIN
     END IF;
     IF v_problem IS NULL AND flow ? 'limits' THEN
         FOR v_limit IN SELECT * FROM jsonb_array_elements(flow -> 'limits') LOOP
-            IF coalesce(length(v_limit ->> 'key') NOT BETWEEN 1 AND 400, true) THEN
-                v_problem := 'limits: a key has 1 to 400 characters';
+            IF coalesce(length(v_limit ->> 'key') NOT BETWEEN 1 AND 401, true) THEN
+                v_problem := 'limits: a key has 1 to 401 characters';
             ELSIF NOT (v_limit ? 'slots') AND NOT (v_limit ? 'rate') THEN
                 v_problem := format('limits %s: needs slots, or rate and per', v_limit);
             ELSIF coalesce((v_limit ->> 'slots')::float8, 1) NOT BETWEEN 1 AND 1000000 THEN

@@ -358,8 +358,10 @@ AS $$
 $$;
 
 -- Jobs with several limits: each is let in if all of them have room, else it goes to the line of the first that has none, where
--- whoever frees that one finds it. It holds no slot meanwhile, so jobs that share limits cannot block each other for good; but
--- one whose order is kept takes the slot of that key (its first limit) when its turn has come, so that nobody passes it.
+-- whoever frees that one finds it. It holds no slot meanwhile, with two exceptions. One whose order is kept takes the slot of that
+-- key (its first limit) when its turn has come, so that nobody passes it. One that was sent from line to line some times
+-- takes what slots there are, or it might wait for ever for two keys that are never free at the same moment. Neither can block
+-- others for good: slots are taken in one order by all who wait with slots in hand (an ordered key first, then by key).
 CREATE OR REPLACE FUNCTION skiplock._admit_strictly(places tid[], keys text[], at timestamptz) RETURNS tid[]
 LANGUAGE plpgsql
 SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan
@@ -368,7 +370,7 @@ AS $$
 DECLARE
     v_job record;
     v_full text;
-    v_own text;
+    v_turned integer;
     v_closed text[] := '{}';  -- keys that are full by now: nobody else of their lines
     v_in tid[] := '{}';
 BEGIN
@@ -377,11 +379,8 @@ BEGIN
         JOIN LATERAL (SELECT x.ctid, x.* FROM skiplock.jobs_waiting x WHERE x.ctid = p.place) w ON true ORDER BY p.nth
     LOOP
         CONTINUE WHEN v_job.key = ANY (v_closed);
-        -- Its own slots do not stand in its way.
-        SELECT l.item ->> 'key' INTO v_full FROM jsonb_array_elements(v_job.flow -> 'limits') AS l (item)
-        WHERE skiplock._room(l.item ->> 'key', skiplock._rule(l.item ->> 'key', l.item), $3) < 1
-          AND NOT (l.item ? 'slots' AND EXISTS (SELECT FROM skiplock.slots s WHERE s.key = l.item ->> 'key' AND s.job_id = v_job.id))
-        ORDER BY l.item ->> 'key' = v_job.key DESC LIMIT 1;
+        v_turned := coalesce((v_job.flow ->> 'turned')::integer, 0);
+        v_full := skiplock._full_limit(v_job.id, v_job.flow, v_job.key, $3, v_turned >= 3);
         IF v_full IS NULL THEN
             INSERT INTO skiplock.slots (key, job_id)
             SELECT l.item ->> 'key', v_job.id FROM jsonb_array_elements(v_job.flow -> 'limits') AS l (item) WHERE l.item ? 'slots'
@@ -392,16 +391,44 @@ BEGIN
         ELSIF v_full = v_job.key THEN
             v_closed := v_closed || v_full;
         ELSE
-            v_own := v_job.flow -> 'limits' -> 0 ->> 'key';
-            IF v_job.flow ? 'order' AND v_job.key = v_own THEN
-                INSERT INTO skiplock.slots (key, job_id) VALUES (v_own, v_job.id) ON CONFLICT DO NOTHING;
+            IF v_job.flow ? 'order' AND v_job.key = v_job.flow -> 'limits' -> 0 ->> 'key' THEN
+                INSERT INTO skiplock.slots (key, job_id) VALUES (v_job.key, v_job.id) ON CONFLICT DO NOTHING;
             END IF;
-            UPDATE skiplock.jobs_waiting w SET blocked_on = v_full WHERE w.ctid = v_job.place;
+            UPDATE skiplock.jobs_waiting w SET blocked_on = v_full, flow = w.flow || jsonb_build_object('turned', v_turned + 1)
+            WHERE w.ctid = v_job.place;
             -- A rate must know that somebody waits for it.
             INSERT INTO skiplock.nudges (key) SELECT v_full FROM skiplock.meters m WHERE m.key = v_full AND m.wake_at IS NULL;
         END IF;
     END LOOP;
     RETURN v_in;
+END $$;
+
+-- The first limit of a job that has no room, that of its line first; NULL: all have. Its own slots do not stand in its way.
+-- `takes`: take the slots there are.
+CREATE OR REPLACE FUNCTION skiplock._full_limit(id bigint, flow jsonb, line text, at timestamptz, takes boolean) RETURNS text
+LANGUAGE plpgsql
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_limit record;
+BEGIN
+    FOR v_limit IN
+        SELECT l.item ->> 'key' AS key, l.item ? 'slots' AS is_slot,
+               l.item ? 'slots' AND (SELECT true FROM skiplock.slots s WHERE s.key = l.item ->> 'key' AND s.job_id = $1) IS TRUE AS is_held,
+               skiplock._rule(l.item ->> 'key', l.item) AS rule
+        FROM jsonb_array_elements($2 -> 'limits') WITH ORDINALITY AS l (item, nth)
+        ORDER BY CASE WHEN NOT $5 THEN l.item ->> 'key' = $3 END DESC, l.item ? 'slots' DESC, $2 ? 'order' AND l.nth = 1 DESC, l.item ->> 'key'
+    LOOP
+        IF NOT v_limit.is_held THEN
+            IF skiplock._room(v_limit.key, v_limit.rule, $4) < 1 THEN
+                RETURN v_limit.key;
+            END IF;
+            IF $5 AND v_limit.is_slot THEN
+                INSERT INTO skiplock.slots (key, job_id) VALUES (v_limit.key, $1) ON CONFLICT DO NOTHING;
+            END IF;
+        END IF;
+    END LOOP;
+    RETURN NULL;
 END $$;
 
 -- Blocked → ready, with the slots of their limits.
@@ -430,7 +457,7 @@ BEGIN
             (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args,
              tags, meta, options, error, flow, expires_at)
         SELECT p.id, p.place, p.lease, p.enqueued_at, p.run_at, p.attempt, p.max_attempts, p.priority, p.losses, 'ready',
-               p.queue, p.task, p.args, p.tags, p.meta, p.options, p.error, p.flow, p.expires_at
+               p.queue, p.task, p.args, p.tags, p.meta, p.options, p.error, p.flow - 'turned', p.expires_at
         FROM (SELECT coalesce((SELECT f.place FROM fair f WHERE f.id = g.id), nextval('skiplock.job_numbers')) AS place, g.*
               FROM (SELECT * FROM gone ORDER BY gone.position) g) p
         RETURNING j.queue

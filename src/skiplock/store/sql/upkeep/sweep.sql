@@ -33,14 +33,14 @@ BEGIN
 
     v_jobs := ARRAY(SELECT DISTINCT s.job_id FROM unnest(v_keys) AS k (key), LATERAL (
         SELECT h.job_id FROM skiplock.slots h WHERE h.key = k.key ORDER BY h.job_id LIMIT $2) s);
-    -- One statement, so one snapshot: a job that moves meanwhile is seen in one of its two places. An ordered job may stand in line
-    -- or wait for a retry with its slot.
+    -- One statement, so one snapshot: a job that moves meanwhile is seen in one of its two places. An ordered job
+    -- may stand in line or wait for a retry with its slots, and so may one that was sent from line to line.
     WITH gone AS (
         DELETE FROM skiplock.slots s
         WHERE s.key = ANY (v_keys) AND s.job_id = ANY (ARRAY(
             SELECT j.id FROM unnest(v_jobs) AS j (id)
             EXCEPT SELECT f.id FROM skiplock.find(v_jobs) f
-            WHERE f.state IN ('ready', 'running') OR f.state IN ('blocked', 'retryable', 'scheduled') AND f.flow ? 'order'))
+            WHERE f.state IN ('ready', 'running') OR f.state IN ('blocked', 'retryable') AND f.flow ?| '{order,turned}'))
         RETURNING s.key
     ), told AS (
         INSERT INTO skiplock.nudges (key) SELECT DISTINCT g.key FROM gone g
