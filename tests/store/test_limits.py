@@ -456,6 +456,18 @@ def test_a_retry_counts_as_a_start(db: Verbs) -> None:
     assert len(ready(db)) == 1
 
 
+def test_the_leader_is_told_when_the_next_start_is_due(db: Verbs, fresh_dsn: str) -> None:
+    """It sleeps until something is due; whoever enqueues or settles has set another time.
+
+    To see it fail: leave _ring_timer out of admit (sql/upkeep/admit.sql).
+    """
+    promote(db)
+    with connect(fresh_dsn) as ear:
+        ear.execute('LISTEN "skiplock.bell"')
+        db.enqueue_ruled({"limits": [rate(1)]}, 2)
+        assert "" in [note.payload for note in ear.notifies(timeout=5, stop_after=1)]
+
+
 # --- changed at run time -----------------------------------------------------------------------------------------------
 
 

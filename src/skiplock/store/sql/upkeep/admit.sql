@@ -208,6 +208,13 @@ BEGIN
     IF v_queues <> '{}' THEN
         PERFORM skiplock._ring(v_queues);
     END IF;
+    IF NOT returns THEN  -- the leader goes on
+        IF due_in <= 0 THEN
+            PERFORM skiplock._ring_admitter();
+        ELSIF due_in IS NOT NULL THEN
+            PERFORM skiplock._ring_timer(v_now + make_interval(secs => due_in));
+        END IF;
+    END IF;
     RETURN NEXT;
 END $$;
 
