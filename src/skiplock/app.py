@@ -13,7 +13,7 @@ from skiplock.core.annotations import signature_of
 from skiplock.core.codec import ArgsCodec, check_name
 from skiplock.core.errors import OptionError, TaskDefinitionError, UnknownTaskError
 from skiplock.core.events import Events, Subscriber
-from skiplock.core.flow import Flow, Key, Limit, Unique, check_parameters, flow_of
+from skiplock.core.flow import Flow, Key, Limit, Unique, check_parameters, declared_limits, flow_of
 from skiplock.core.inspect_value import shown
 from skiplock.core.job import JobRecord, NewJob
 from skiplock.core.outcome import Duration
@@ -24,6 +24,7 @@ from skiplock.core.size import Size, size_as_text, size_in_bytes
 from skiplock.core.task import EVENT_LOOP, PROCESS, THREAD, TaskSpec
 from skiplock.desk.find import get_call
 from skiplock.handle import JobHandle
+from skiplock.limits import Limits
 from skiplock.produce.enqueue import enqueue_call, enqueue_flow_call
 from skiplock.schedules import DeclareOptions, ScheduleDecorator, Schedules
 from skiplock.store.call import Call
@@ -74,6 +75,7 @@ class Skiplock:
         self.middleware = tuple(middleware)
         self.tasks: dict[str, Task[..., Any]] = {}
         self.schedules = Schedules(self)
+        self.limits = Limits(self)
         self._faces: tuple[SyncFace, AsyncFace] | None = None
 
     # -- declaring tasks -------------------------------------------------------------------------------------------
@@ -165,6 +167,7 @@ class Skiplock:
             flow=_rules(rules),
         )
         check_parameters(spec.flow, spec.codec.names, name)
+        declared_limits([spec.flow, *(task.spec.flow for task in self.tasks.values())])
         task: Task[..., Any] = Task(self, spec)
         self.tasks[name] = task
         return task

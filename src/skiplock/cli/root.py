@@ -23,6 +23,7 @@ _COMMANDS = {
     "enqueue": "enqueue:enqueue",
     "jobs": "jobs:jobs",
     "queues": "queues:queues",
+    "limits": "limits:limits",
     "workers": "workers:workers",
     "schedules": "schedules:schedules",
     "db": "db:db",

@@ -34,6 +34,7 @@ _BEAT = """SELECT known, leader, due_in, waiting, suspects, cancelled, rescued::
 FROM skiplock.beat($1::text::bigint, $2::text::integer, $3::text, ($4::text)::text[], $5::text::float8, $6::text::boolean, $7::text::boolean, $8::text::boolean, ($9::text)::text[], ($10::text)::smallint[],
     ($11::text)::bigint[], $12::text::float8)"""
 SWEEP_EVERY = 10  # beats between two looks for running rows of unregistered workers
+SWEEP_LIMITS_EVERY = 30.0  # seconds between two steps through the limits, by the leader
 AGAIN = 0.05  # seconds after a promote that moved something, for one more
 LOOK_SHARE = 0.01  # of the time, for what a beat and a promote look for beyond need (core/share.py)
 USUAL = 0.002  # seconds: what either takes without that, until it is measured
@@ -151,6 +152,8 @@ class Heart(threading.Thread):
         promotion: Promotion,
         schedules: Ticking,
         hourly: Callable[[], Call[None]],
+        sweep: Callable[[], Call[None]] | None = None,
+        errands: Sequence[Call[None]] = (),
         on_turn: Callable[[], None] = lambda: None,
         events: Events,
     ) -> None:
@@ -165,6 +168,7 @@ class Heart(threading.Thread):
         self._pulse, self._on_beat = pulse, on_beat
         self._promotion, self._hourly, self._on_turn, self._events = promotion, hourly, on_turn, events
         self._schedules = schedules
+        self._sweep = sweep
         self._woken = threading.Event()
         self._stopping = False
         self._beat_now = False
@@ -179,7 +183,7 @@ class Heart(threading.Thread):
         self._beats = 0
         self._looks = Share(LOOK_SHARE, usual=USUAL)
         self._whole = Share(LOOK_SHARE, usual=USUAL)  # promotes that look at all that waits
-        self._errands: deque[Call[None]] = deque()
+        self._errands: deque[Call[None]] = deque(errands)
         self._in_vain = 0  # promotes in a row that moved nothing although something was due
         self._promoted_to: float | None = None  # monotonic time until when all that was due has been promoted
         self._due_lock = threading.Lock()
@@ -189,6 +193,7 @@ class Heart(threading.Thread):
         self._fires_failed = 0  # times in a row
         self._worker = 0  # under which it was registered at the latest beat
         self._hourly_at = 0.0
+        self._sweep_at = 0.0
 
     # -- for other threads -----------------------------------------------------------------------------------------
 
@@ -313,6 +318,9 @@ class Heart(threading.Thread):
         if found.leader and self._last_beat >= self._hourly_at:
             self._hourly_at = self._last_beat + 3600.0
             self._run(self._hourly())
+        if found.leader and self._sweep is not None and self._last_beat >= self._sweep_at:
+            self._sweep_at = self._last_beat + SWEEP_LIMITS_EVERY
+            self._run(self._sweep())
 
     def _next_tick(self, found: Beat) -> float | None:
         if not found.known:

@@ -10,6 +10,7 @@ DECLARE
     v_job skiplock.jobs;
     v_fresh boolean := true;
     v_holder bigint;
+    v_line text;
 BEGIN
     -- A job may move to another stage between two of these looks; then look again.
     FOR v_try IN 1..5 LOOP
@@ -42,16 +43,16 @@ BEGIN
             RAISE EXCEPTION 'job %: its unique key is held by job %; cancel or wait for that one', $1, v_holder USING ERRCODE = 'SK005';
         END IF;
     END IF;
-    IF v_job.flow ? 'limits' AND NOT EXISTS (
-        SELECT FROM skiplock.slots s WHERE s.key = v_job.flow -> 'limits' -> 0 ->> 'key' AND s.job_id = v_job.id) THEN
+    v_line := skiplock._line(v_job.flow, v_job.id);
+    IF v_line IS NOT NULL THEN
         INSERT INTO skiplock.jobs_waiting
             (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args, tags,
              meta, options, error, flow, blocked_on)
-        VALUES (v_job.id, nextval('skiplock.job_numbers'), v_job.lease, v_job.enqueued_at, v_job.run_at, v_job.attempt,
-                v_job.max_attempts, v_job.priority, 0, 'blocked', v_job.queue, v_job.task, v_job.args, v_job.tags, v_job.meta,
-                v_job.options, v_job.error, v_job.flow, v_job.flow -> 'limits' -> 0 ->> 'key');
-        INSERT INTO skiplock.nudges (key) VALUES (v_job.flow -> 'limits' -> 0 ->> 'key');
-        PERFORM skiplock.admit();
+        VALUES (v_job.id, CASE WHEN v_job.flow ? 'order' THEN v_job.id ELSE nextval('skiplock.job_numbers') END, v_job.lease,
+                v_job.enqueued_at, v_job.run_at, v_job.attempt, v_job.max_attempts, v_job.priority, 0, 'blocked', v_job.queue, v_job.task, v_job.args, v_job.tags, v_job.meta,
+                v_job.options, v_job.error, v_job.flow, v_line);
+        INSERT INTO skiplock.nudges (key) VALUES (v_line);
+        PERFORM skiplock._ring_admitter();
     ELSE
         INSERT INTO skiplock.jobs_ready
             (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args, tags,
@@ -122,7 +123,7 @@ BEGIN
             job.max_attempts, job.priority, job.losses, 'cancelled', job.queue, job.task, job.args, job.tags, job.meta,
             job.options, job.error, job.flow, job.expires_at);
     IF job.flow IS NOT NULL THEN
-        PERFORM skiplock._let_go(jsonb_build_array(job.flow || jsonb_build_object('id', job.id)), true, true);
+        PERFORM skiplock._let_go(jsonb_build_array(job.flow || jsonb_build_object('id', job.id)), true, false);
     END IF;
 END $$;
 
@@ -157,7 +158,7 @@ BEGIN
         DELETE FROM skiplock.steps s WHERE s.job_id = $1;
         DELETE FROM skiplock.payloads p WHERE p.job_id = $1;
         IF v_flow IS NOT NULL THEN
-            PERFORM skiplock._let_go(jsonb_build_array(v_flow || jsonb_build_object('id', $1)), true, true);
+            PERFORM skiplock._let_go(jsonb_build_array(v_flow || jsonb_build_object('id', $1)), true, false);
         END IF;
     END IF;
     RETURN NEXT;
