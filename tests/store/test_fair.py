@@ -77,7 +77,12 @@ def test_a_weight_is_a_number_of_turns(db: Verbs) -> None:
     assert line(db) == "HHHLN" + "HHHN" + "HLN"
     for _ in range(4):  # one by one, they come to the same
         enqueue(db, heavy)
-    assert [row.n for row in db.rows("SELECT count(*) AS n FROM skiplock.jobs_ready WHERE flow ->> 'fair' = 'H' GROUP BY position ORDER BY position")] == [3, 3, 3, 2]
+    assert [
+        row.n
+        for row in db.rows(
+            "SELECT count(*) AS n FROM skiplock.jobs_ready WHERE flow ->> 'fair' = 'H' GROUP BY position ORDER BY position"
+        )
+    ] == [3, 3, 3, 2]
 
 
 def test_whoever_always_has_just_one_job_does_not_keep_others_waiting(db: Verbs) -> None:
@@ -203,7 +208,10 @@ def test_many_producers_do_not_make_more_turns(db: Verbs, fresh_dsn: str) -> Non
             with db.transaction(), second.transaction(), third.transaction():
                 for connection in (db, second, third):
                     enqueue(connection, "A")
-    places = [row.position for row in db.rows("SELECT position FROM skiplock.jobs_ready WHERE flow ->> 'fair' = 'A' ORDER BY position")]
+    places = [
+        row.position
+        for row in db.rows("SELECT position FROM skiplock.jobs_ready WHERE flow ->> 'fair' = 'A' ORDER BY position")
+    ]
     assert len(places) == 15 and places[-1] - places[0] == 12
 
 
@@ -219,7 +227,9 @@ def test_enqueueing_costs_the_same_whatever_has_been_claimed(db: Verbs, fresh_ds
             enqueue(db, *["A"] * 1000)
             jobs = db.claim(worker, 2000)
             db.settle(completed=sorted(jobs))
-            db.rows("SELECT skiplock._tell_lanes('{default}', '{0}', ARRAY[%s::bigint])", max(job.position for job in jobs))
+            db.rows(
+                "SELECT skiplock._tell_lanes('{default}', '{0}', ARRAY[%s::bigint])", max(job.position for job in jobs)
+            )
         enqueue(db, "A", "B")
         sql = "SELECT * FROM skiplock.enqueue_flow('{t}', '{\"{}\"}', '{default}', ARRAY['{\"fair\": \"A\"}']::jsonb[])"
         [[[plan]]] = db.rows(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {sql}")
