@@ -3,38 +3,71 @@
 
 -- Take keys for jobs: answers for each key who has it now. A key that another transaction is about to take or to free is waited
 -- for; one whose job is live is only read, never locked, so that a transaction left open holds up no worker. Keys are taken in
--- their own order whatever the caller's is, so that two batches never wait for each other.
+-- their own order whatever the caller's is, so that two batches never wait for each other. A key that is kept for a while after
+-- its job has ended is taken when that while is over, or by that very job (which is retried).
 CREATE OR REPLACE FUNCTION skiplock._take_unique(
     keys text[], ids bigint[], hold_untils timestamptz[], hold_fors float8[]
 ) RETURNS TABLE (key text, job_id bigint)
 LANGUAGE plpgsql
-SET jit = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+SET jit = off SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
     v_now timestamptz;
     v_left text[] := $1;
-    v_found bigint;
+    v_keys text[] := '{}';
+    v_owners bigint[] := '{}';
+    v_more_keys text[];
+    v_more_owners bigint[];
 BEGIN
     FOR v_try IN 1..20 LOOP
         v_now := skiplock.now();
-        INSERT INTO skiplock.uniques AS u (key, job_id, hold_until, hold_for)
-        SELECT n.key, n.job_id, n.hold_until, n.hold_for
-        FROM unnest($1, $2, $3, $4) AS n (key, job_id, hold_until, hold_for)
-        WHERE n.key = ANY (v_left) ORDER BY n.key
-        ON CONFLICT (key) DO NOTHING;
-        -- Keys kept for a while after their job had ended, and that while is over.
-        PERFORM u.key FROM skiplock.uniques u WHERE u.key = ANY (v_left) AND u.free_at <= v_now ORDER BY u.key FOR UPDATE;
-        UPDATE skiplock.uniques u
-        SET job_id = n.job_id, hold_until = n.hold_until, hold_for = n.hold_for, free_at = NULL
-        FROM unnest($1, $2, $3, $4) AS n (key, job_id, hold_until, hold_for)
-        WHERE u.key = n.key AND u.key = ANY (v_left) AND u.free_at <= v_now;
-        RETURN QUERY SELECT u.key, u.job_id FROM skiplock.uniques u WHERE u.key = ANY (v_left);
+        -- Each key is answered by one of these statements, or by the last: what was only just taken here must not be read as
+        -- somebody else's, as it could be with the snapshot of a repeatable read.
+        WITH made AS (
+            INSERT INTO skiplock.uniques AS u (key, job_id, hold_until, hold_for)
+            SELECT n.key, n.job_id, n.hold_until, n.hold_for
+            FROM unnest($1, $2, $3, $4) AS n (key, job_id, hold_until, hold_for) JOIN unnest(v_left) AS l (key) ON l.key = n.key
+            ORDER BY n.key
+            ON CONFLICT (key) DO NOTHING RETURNING u.key, u.job_id
+        )
+        SELECT array_agg(m.key), array_agg(m.job_id) INTO v_more_keys, v_more_owners FROM made m;
+        v_keys := v_keys || v_more_keys;
+        v_owners := v_owners || v_more_owners;
+        v_left := skiplock._without($1, v_keys);
+        EXIT WHEN v_left = '{}';
+        PERFORM u.key FROM skiplock.uniques u WHERE u.key = ANY (v_left) AND u.free_at IS NOT NULL ORDER BY u.key FOR UPDATE;
+        WITH taken AS (
+            UPDATE skiplock.uniques u
+            SET job_id = n.job_id, hold_until = CASE WHEN u.job_id = n.job_id THEN u.hold_until ELSE n.hold_until END,
+                hold_for = n.hold_for, free_at = NULL
+            FROM unnest($1, $2, $3, $4) AS n (key, job_id, hold_until, hold_for)
+            WHERE u.key = n.key AND u.key = ANY (v_left) AND u.free_at IS NOT NULL AND (u.free_at <= v_now OR u.job_id = n.job_id)
+            RETURNING u.key, u.job_id
+        )
+        SELECT array_agg(t.key), array_agg(t.job_id) INTO v_more_keys, v_more_owners FROM taken t;
+        v_keys := v_keys || v_more_keys;
+        v_owners := v_owners || v_more_owners;
+        v_left := skiplock._without($1, v_keys);
+        SELECT array_agg(u.key), array_agg(u.job_id) INTO v_more_keys, v_more_owners FROM skiplock.uniques u WHERE u.key = ANY (v_left);
+        v_keys := v_keys || v_more_keys;
+        v_owners := v_owners || v_more_owners;
         -- A key that was there a moment ago and is gone now has just come free: once more.
-        v_left := ARRAY(SELECT l.key FROM unnest(v_left) AS l (key)
-                        WHERE NOT EXISTS (SELECT FROM skiplock.uniques u WHERE u.key = l.key));
+        v_left := skiplock._without($1, v_keys);
         EXIT WHEN v_left = '{}';
     END LOOP;
+    IF v_left <> '{}' THEN
+        RAISE EXCEPTION 'unique key %: changed hands too often while it was being taken', v_left[1] USING ERRCODE = '40001';
+    END IF;
+    RETURN QUERY SELECT f.key, f.job_id FROM unnest(v_keys, v_owners) AS f (key, job_id);
+END $$;
+
+CREATE OR REPLACE FUNCTION skiplock._without(keys text[], others text[]) RETURNS text[]
+LANGUAGE plpgsql
+SET jit = off SET enable_nestloop = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
+AS $$
+BEGIN
+    RETURN ARRAY(SELECT k.key FROM unnest($1) AS k (key) WHERE NOT EXISTS (SELECT FROM unnest($2) AS o (key) WHERE o.key = k.key));
 END $$;
 
 -- The jobs have ended: their keys are free, or free later.
@@ -68,3 +101,162 @@ BEGIN
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     RETURN v_rows;
 END $$;
+
+-- The unique key of each row, with its period and the number of that; NULL where it has none.
+CREATE OR REPLACE FUNCTION skiplock._unique_keys(flows jsonb[], at timestamptz) RETURNS text[]
+LANGUAGE sql STABLE
+AS $$
+    SELECT array_agg(CASE WHEN u.flow -> 'unique' ? 'period'
+                          THEN (u.flow -> 'unique' ->> 'key') || E'\x1f' || (u.flow -> 'unique' ->> 'period') || E'\x1f'
+                               || floor(extract(epoch FROM at) / (u.flow -> 'unique' ->> 'period')::float8)
+                          ELSE u.flow -> 'unique' ->> 'key' END ORDER BY u.nth)
+    FROM unnest(flows) WITH ORDINALITY AS u (flow, nth)
+$$;
+
+-- Who has the unique keys of these rows: `owners`, and `writes`: whether that job is to be written with what the row says (it is
+-- new, or its waiting predecessor was taken out of its line to be replaced; then with the `attempts` it has made, `since` when it
+-- was enqueued, its `places` in line and `fairs`, the fair keys these belong to). Of rows with one key in one batch the first
+-- one takes it, and the last one that replaces is what is written. A predecessor that runs is kept.
+CREATE OR REPLACE FUNCTION skiplock._unique_owners(ids bigint[], flows jsonb[], at timestamptz)
+RETURNS TABLE (owners bigint[], writes boolean[], attempts integer[], since timestamptz[], places bigint[], fairs text[])
+LANGUAGE plpgsql
+SET jit = off SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_keys text[] := skiplock._unique_keys($2, $3);
+    v_firsts record;
+    v_held_keys text[];
+    v_holders bigint[];
+    v_row record;
+    v_taken record;
+    v_again boolean;
+    v_seen bigint[] := '{}';
+    v_olds skiplock.jobs[] := '{}';
+BEGIN
+    IF array_remove(v_keys, NULL) = '{}' OR v_keys IS NULL THEN
+        owners := $1;
+        writes := array_fill(true, ARRAY[cardinality($1)]);
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    SELECT array_agg(f.key) AS keys, array_agg(f.id) AS ids, array_agg(f.until) AS untils, array_agg(f.hold) AS holds INTO v_firsts
+    FROM (SELECT DISTINCT ON (u.key) u.key, u.id, (u.flow -> 'unique' ->> 'hold')::float8 AS hold,
+                 to_timestamp((floor(extract(epoch FROM $3) / p.period) + 1) * p.period) AS until
+          FROM unnest(v_keys, $1, $2) WITH ORDINALITY AS u (key, id, flow, nth),
+               LATERAL (SELECT (u.flow -> 'unique' ->> 'period')::float8) AS p (period)
+          WHERE u.key IS NOT NULL ORDER BY u.key, u.nth) f;
+    FOR v_try IN 1..20 LOOP
+        v_again := false;
+        SELECT array_agg(t.key), array_agg(t.job_id) INTO v_held_keys, v_holders
+        FROM skiplock._take_unique(v_firsts.keys, v_firsts.ids, v_firsts.untils, v_firsts.holds) t;
+        SELECT u.nth, h.job_id, array_position($1, h.job_id) AS earlier INTO v_row
+        FROM unnest(v_keys, $1, $2) WITH ORDINALITY AS u (key, id, flow, nth)
+        JOIN unnest(v_held_keys, v_holders) AS h (key, job_id) ON h.key = u.key
+        WHERE h.job_id <> u.id AND u.flow -> 'unique' ->> 'on_conflict' = 'raise' ORDER BY u.nth LIMIT 1;
+        IF FOUND THEN
+            RAISE EXCEPTION 'job %: its unique key is that of %; nothing is stored. Wait for that one, or use on_conflict keep, replace or reschedule',
+                v_row.nth, CASE WHEN v_row.earlier IS NULL THEN 'job ' || v_row.job_id || ', which is there already'
+                                ELSE format('number %s of the same list', v_row.earlier) END
+                USING ERRCODE = 'SK005';
+        END IF;
+        -- In the order of their ids, like everybody who waits for jobs.
+        FOR v_row IN
+            SELECT h.key, h.job_id FROM unnest(v_held_keys, v_holders) AS h (key, job_id)
+            JOIN (SELECT DISTINCT u.key FROM unnest(v_keys, $2) AS u (key, flow)
+                  WHERE u.flow -> 'unique' ->> 'on_conflict' IN ('replace', 'reschedule')) r ON r.key = h.key
+            WHERE NOT EXISTS (SELECT FROM unnest($1 || v_seen) AS o (id) WHERE o.id = h.job_id)
+            ORDER BY h.job_id
+        LOOP
+            SELECT * INTO v_taken FROM skiplock._take_out(v_row.job_id, v_row.key);
+            IF v_taken.fate = 'gone' THEN
+                v_again := true;  -- and its key came free with it
+                CONTINUE;
+            END IF;
+            v_seen := v_seen || v_row.job_id;
+            IF v_taken.fate = 'taken' THEN
+                v_olds := array_append(v_olds, (v_taken.job)::skiplock.jobs);
+            END IF;
+        END LOOP;
+        EXIT WHEN NOT v_again;
+    END LOOP;
+    IF v_again THEN
+        RAISE EXCEPTION 'unique keys changed hands too often while their jobs were being replaced' USING ERRCODE = '40001';
+    END IF;
+    SELECT array_agg(coalesce(w.job_id, w.id) ORDER BY w.nth), array_agg(w.key IS NULL OR coalesce(w.nth = w.writer, false) ORDER BY w.nth),
+           array_agg(w.attempt ORDER BY w.nth), array_agg(w.enqueued_at ORDER BY w.nth), array_agg(w.position ORDER BY w.nth),
+           array_agg(w.fair ORDER BY w.nth)
+    INTO owners, writes, attempts, since, places, fairs
+    FROM (SELECT u.nth, u.id, u.key, h.job_id, o.attempt, o.enqueued_at, o.position, o.flow ->> 'fair' AS fair,
+                 max(u.nth) FILTER (WHERE u.flow -> 'unique' ->> 'on_conflict' IN ('replace', 'reschedule') AND (o.id IS NOT NULL OR f.id IS NOT NULL)
+                                          OR u.id = h.job_id) OVER (PARTITION BY u.key) AS writer
+          FROM unnest(v_keys, $1, $2) WITH ORDINALITY AS u (key, id, flow, nth)
+          LEFT JOIN unnest(v_held_keys, v_holders) AS h (key, job_id) ON h.key = u.key
+          LEFT JOIN unnest($1) AS f (id) ON f.id = h.job_id
+          LEFT JOIN unnest(v_olds) AS o ON o.id = h.job_id) w;
+    RETURN NEXT;
+END $$;
+
+-- Take a job that waits or is ready out of its line, to be written anew. `fate`: taken; kept (it runs, or has ended and its key is
+-- held on); gone (it has ended and the key is free). Whoever is just moving it is waited for: what replaces must not be lost.
+CREATE OR REPLACE FUNCTION skiplock._take_out(id bigint, key text) RETURNS TABLE (fate text, job skiplock.jobs)
+LANGUAGE plpgsql
+SET jit = off SET enable_seqscan = off SET enable_nestloop = on SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+BEGIN
+    FOR v_try IN 1..20 LOOP
+        DELETE FROM skiplock.jobs_waiting w WHERE w.id = $1 RETURNING w.* INTO job;
+        IF job.id IS NULL THEN
+            DELETE FROM skiplock.jobs_ready r
+            WHERE r.ctid = ANY (ARRAY(SELECT p.place FROM skiplock._ready_places(ARRAY[$1]) p)) AND r.id = $1 RETURNING r.* INTO job;
+        END IF;
+        IF job.id IS NOT NULL THEN
+            -- Its steps were done with other arguments.
+            DELETE FROM skiplock.steps s WHERE s.job_id = $1;
+            DELETE FROM skiplock.payloads p WHERE p.job_id = $1;
+            IF job.flow ? 'limits' THEN
+                PERFORM skiplock._let_go(jsonb_build_array(job.flow || jsonb_build_object('id', $1) || '{"order": "skip"}'), false, false);
+            END IF;
+            fate := 'taken';
+            EXIT;
+        END IF;
+        fate := CASE WHEN EXISTS (SELECT FROM skiplock.jobs_running r WHERE r.id = $1) THEN 'kept' END;
+        EXIT WHEN fate IS NOT NULL;
+        SELECT CASE WHEN u.free_at IS NULL THEN NULL WHEN u.free_at > skiplock.now() THEN 'kept' ELSE 'gone' END INTO fate
+        FROM skiplock.uniques u WHERE u.key = $2 AND u.job_id = $1;
+        IF NOT FOUND THEN
+            fate := 'gone';
+        END IF;
+        EXIT WHEN fate IS NOT NULL;  -- else it has moved between two of these looks
+    END LOOP;
+    fate := coalesce(fate, 'kept');
+    RETURN NEXT;
+END $$;
+
+-- Enqueue one job under a unique key of your choice, which counts over all tasks; answers whose key it is. For psql and triggers:
+--   SELECT * FROM skiplock.enqueue_unique('reindex', 'document 5', '{"document": 5}', on_conflict => 'reschedule', delay => '10 seconds');
+CREATE OR REPLACE FUNCTION skiplock.enqueue_unique(
+    task         text,
+    key          text,
+    args         json        DEFAULT '{}',
+    queue        text        DEFAULT 'default',
+    on_conflict  text        DEFAULT 'keep',
+    priority     integer     DEFAULT 0,
+    delay        interval    DEFAULT NULL,
+    run_at       timestamptz DEFAULT NULL,
+    max_attempts integer     DEFAULT 10,
+    period       interval    DEFAULT NULL,
+    hold         interval    DEFAULT NULL,
+    longest      interval    DEFAULT NULL
+) RETURNS TABLE (id bigint, is_new boolean)
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT f.id, f.is_new FROM skiplock.enqueue_flow(
+        ARRAY[CASE WHEN task || queue ~ E'[\\u0001-\\u001f\\u007f-\\u009f]' THEN skiplock._check_by_hand(task, queue, NULL, NULL, NULL) ELSE task END],
+        ARRAY[args], ARRAY[queue],
+        ARRAY[jsonb_build_object('unique', jsonb_strip_nulls(jsonb_build_object(
+            'key', key, 'on_conflict', on_conflict, 'period', extract(epoch FROM period), 'hold', extract(epoch FROM hold),
+            'longest', extract(epoch FROM longest))))],
+        ARRAY[priority], ARRAY[extract(epoch FROM delay)::float8], ARRAY[run_at], ARRAY[max_attempts]) f
+$$;
