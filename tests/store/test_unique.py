@@ -145,7 +145,7 @@ def test_what_was_tried_with_other_arguments_counts_for_nothing(db: Verbs) -> No
     """
     [(job, _)] = add(db, "a", max_attempts=[2])
     [claimed] = run(db)
-    db.rows("INSERT INTO skiplock.steps (job_id, name, result) VALUES (%s, 'charge', '1')", job)
+    db.rows("INSERT INTO skiplock.steps VALUES (%s, 'charge', '1', 1, now())", job)
     db.settle(others=[verdict(claimed, "retry", delay=60, failure=failure())])
     assert add(db, "a", on_conflict="replace", max_attempts=[2]) == [(job, False)]
     row = db.job(job)

@@ -64,7 +64,7 @@ class Unique:
 
     def __post_init__(self) -> None:
         if isinstance(self.by, str) or callable(self.by):
-            _check_key(self.by, "unique key")
+            _check_key(self.by, "unique key" if callable(self.by) else check_name(self.by, "unique: by"))
         elif self.by is not None:
             object.__setattr__(self, "by", _check_parameter_names(self.by))
         if self.on_conflict not in (KEEP, REPLACE, RESCHEDULE, RAISE):
