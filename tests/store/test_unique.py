@@ -559,14 +559,14 @@ def test_two_batches_in_opposite_order_never_wait_for_each_other(
     check(db)
 
 
-def test_two_who_replace_in_opposite_order_meet_at_the_lower_job(db: Verbs, fresh_dsn: str, another: Another) -> None:
-    """To see it fail: `ORDER BY h.job_id DESC` for one of them."""
+def test_two_who_replace_in_opposite_order_meet_at_the_first_key(db: Verbs, fresh_dsn: str, another: Another) -> None:
+    """To see it fail: go through the keys by `nth` in `_unique_owners`."""
     [(first, _), (second, _)] = add(db, "z", "a", delays=[60.0, 60.0])
     with connect(fresh_dsn) as gate, gate.transaction():
-        gate.execute("SELECT FROM skiplock.jobs_waiting WHERE id = %s FOR UPDATE", [first])
+        gate.execute("SELECT FROM skiplock.jobs_waiting WHERE id = %s FOR UPDATE", [second])
         batches = [another.add(*order, on_conflict="replace") for order in (("z", "a"), ("a", "z"))]
         eventually(lambda: db.value(WAITING) == 2)
-        assert gate.execute("SELECT id FROM skiplock.jobs_waiting WHERE id = %s FOR UPDATE NOWAIT", [second]).fetchone()
+        assert gate.execute("SELECT id FROM skiplock.jobs_waiting WHERE id = %s FOR UPDATE NOWAIT", [first]).fetchone()
     assert [sorted(batch.result(20)) for batch in batches] == [[(first, False), (second, False)]] * 2
     check(db)
 

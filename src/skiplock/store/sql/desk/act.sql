@@ -37,8 +37,7 @@ BEGIN
     v_job.run_at := skiplock.now();
     v_job.expires_at := NULL;
     IF v_fresh AND v_job.flow ? 'unique' THEN
-        SELECT t.job_id INTO v_holder
-        FROM skiplock._take_unique(ARRAY[v_job.flow ->> 'unique'], ARRAY[v_job.id], NULL, ARRAY[(v_job.flow ->> 'hold')::float8]) t;
+        v_holder := skiplock._take_unique(v_job.flow ->> 'unique', v_job.id, NULL, (v_job.flow ->> 'hold')::float8);
         IF v_holder <> v_job.id THEN
             RAISE EXCEPTION 'job %: its unique key is held by job %; cancel or wait for that one', $1, v_holder USING ERRCODE = 'SK005';
         END IF;

@@ -1,73 +1,35 @@
 -- Unique keys. `uniques` has one row a key, inserted by whoever enqueues and taken away by the very statement that ends the job,
 -- so there is no moment at which two jobs can have one key, and none at which a key is left with nobody.
 
--- Take keys for jobs: answers for each key who has it now. A key that another transaction is about to take or to free is waited
--- for; one whose job is live is only read, never locked, so that a transaction left open holds up no worker. Keys are taken in
--- their own order whatever the caller's is, so that two batches never wait for each other. A key that is kept for a while after
--- its job has ended is taken when that while is over, or by that very job (which is retried).
-CREATE OR REPLACE FUNCTION skiplock._take_unique(
-    keys text[], ids bigint[], hold_untils timestamptz[], hold_fors float8[]
-) RETURNS TABLE (key text, job_id bigint)
+-- Take a key for a job: answers who has it now. A key that another transaction is about to take or to free is waited for; one
+-- whose job is live is only read, never locked, so that a transaction left open holds up no worker. One that is kept for a while
+-- after its job has ended is taken when that while is over, or by that very job (which is retried).
+CREATE OR REPLACE FUNCTION skiplock._take_unique(key text, id bigint, hold_until timestamptz, hold_for float8) RETURNS bigint
 LANGUAGE plpgsql
-SET jit = off SET enable_seqscan = off SET enable_nestloop = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
+SET jit = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_now timestamptz;
-    v_left text[] := $1;
-    v_keys text[] := '{}';
-    v_owners bigint[] := '{}';
-    v_more_keys text[];
-    v_more_owners bigint[];
+    v_holder bigint;
 BEGIN
     FOR v_try IN 1..20 LOOP
-        v_now := skiplock.now();
-        -- Each key is answered by one of these statements, or by the last: what was only just taken here must not be read as
-        -- somebody else's, as it could be with the snapshot of a repeatable read.
-        WITH made AS (
-            INSERT INTO skiplock.uniques AS u (key, job_id, hold_until, hold_for)
-            SELECT n.key, n.job_id, n.hold_until, n.hold_for
-            FROM unnest($1, $2, $3, $4) AS n (key, job_id, hold_until, hold_for) JOIN unnest(v_left) AS l (key) ON l.key = n.key
-            ORDER BY n.key
-            ON CONFLICT (key) DO NOTHING RETURNING u.key, u.job_id
-        )
-        SELECT array_agg(m.key), array_agg(m.job_id) INTO v_more_keys, v_more_owners FROM made m;
-        v_keys := v_keys || v_more_keys;
-        v_owners := v_owners || v_more_owners;
-        v_left := skiplock._without($1, v_keys);
-        EXIT WHEN v_left = '{}';
-        PERFORM u.key FROM skiplock.uniques u WHERE u.key = ANY (v_left) AND u.free_at IS NOT NULL ORDER BY u.key FOR UPDATE;
-        WITH taken AS (
-            UPDATE skiplock.uniques u
-            SET job_id = n.job_id, hold_until = CASE WHEN u.job_id = n.job_id THEN u.hold_until ELSE n.hold_until END,
-                hold_for = n.hold_for, free_at = NULL
-            FROM unnest($1, $2, $3, $4) AS n (key, job_id, hold_until, hold_for)
-            WHERE u.key = n.key AND u.key = ANY (v_left) AND u.free_at IS NOT NULL AND (u.free_at <= v_now OR u.job_id = n.job_id)
-            RETURNING u.key, u.job_id
-        )
-        SELECT array_agg(t.key), array_agg(t.job_id) INTO v_more_keys, v_more_owners FROM taken t;
-        v_keys := v_keys || v_more_keys;
-        v_owners := v_owners || v_more_owners;
-        v_left := skiplock._without($1, v_keys);
-        SELECT array_agg(u.key), array_agg(u.job_id) INTO v_more_keys, v_more_owners FROM skiplock.uniques u WHERE u.key = ANY (v_left);
-        v_keys := v_keys || v_more_keys;
-        v_owners := v_owners || v_more_owners;
-        -- A key that was there a moment ago and is gone now has just come free: once more.
-        v_left := skiplock._without($1, v_keys);
-        EXIT WHEN v_left = '{}';
+        INSERT INTO skiplock.uniques (key, job_id, hold_until, hold_for) VALUES ($1, $2, $3, $4) ON CONFLICT (key) DO NOTHING;
+        IF FOUND THEN
+            RETURN $2;
+        END IF;
+        UPDATE skiplock.uniques u
+        SET job_id = $2, hold_until = CASE WHEN u.job_id = $2 THEN u.hold_until ELSE $3 END, hold_for = $4, free_at = NULL
+        WHERE u.key = $1 AND u.free_at IS NOT NULL AND (u.free_at <= skiplock.now() OR u.job_id = $2);
+        IF FOUND THEN
+            RETURN $2;
+        END IF;
+        SELECT u.job_id INTO v_holder FROM skiplock.uniques u WHERE u.key = $1;
+        IF FOUND THEN
+            RETURN v_holder;
+        END IF;
+        -- It was there a moment ago and is gone now, so it has just come free: once more.
     END LOOP;
-    IF v_left <> '{}' THEN
-        RAISE EXCEPTION 'unique key %: changed hands too often while it was being taken', v_left[1] USING ERRCODE = '40001';
-    END IF;
-    RETURN QUERY SELECT f.key, f.job_id FROM unnest(v_keys, v_owners) AS f (key, job_id);
-END $$;
-
-CREATE OR REPLACE FUNCTION skiplock._without(keys text[], others text[]) RETURNS text[]
-LANGUAGE plpgsql
-SET jit = off SET enable_nestloop = off SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan
-AS $$
-BEGIN
-    RETURN ARRAY(SELECT k.key FROM unnest($1) AS k (key) WHERE NOT EXISTS (SELECT FROM unnest($2) AS o (key) WHERE o.key = k.key));
+    RAISE EXCEPTION 'unique key %: changed hands too often while it was being taken', $1 USING ERRCODE = '40001';
 END $$;
 
 -- The jobs have ended: their keys are free, or free later.
@@ -117,6 +79,8 @@ $$;
 -- new, or its waiting predecessor was taken out of its line to be replaced; then with the `attempts` it has made, `since` when it
 -- was enqueued, its `places` in line and `fairs`, the fair keys these belong to). Of rows with one key in one batch the first
 -- one takes it, and the last one that replaces is what is written. A predecessor that runs is kept.
+-- Keys are gone through one by one in their own order, each with its job, whatever the caller's order is: so two batches never
+-- wait for each other. In bulk, a key that comes free meanwhile would have to be taken when later ones are already held.
 CREATE OR REPLACE FUNCTION skiplock._unique_owners(ids bigint[], flows jsonb[], at timestamptz)
 RETURNS TABLE (owners bigint[], writes boolean[], attempts integer[], since timestamptz[], places bigint[], fairs text[])
 LANGUAGE plpgsql
@@ -125,13 +89,12 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_keys text[] := skiplock._unique_keys($2, $3);
-    v_firsts record;
-    v_held_keys text[];
-    v_holders bigint[];
+    v_held_keys text[] := '{}';
+    v_holders bigint[] := '{}';
+    v_holder bigint;
     v_row record;
     v_taken record;
-    v_again boolean;
-    v_seen bigint[] := '{}';
+    v_fate text;
     v_olds skiplock.jobs[] := '{}';
 BEGIN
     IF array_remove(v_keys, NULL) = '{}' OR v_keys IS NULL THEN
@@ -140,49 +103,40 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    SELECT array_agg(f.key) AS keys, array_agg(f.id) AS ids, array_agg(f.until) AS untils, array_agg(f.hold) AS holds INTO v_firsts
-    FROM (SELECT DISTINCT ON (u.key) u.key, u.id, (u.flow -> 'unique' ->> 'hold')::float8 AS hold,
-                 to_timestamp((floor(extract(epoch FROM $3) / p.period) + 1) * p.period) AS until
-          FROM unnest(v_keys, $1, $2) WITH ORDINALITY AS u (key, id, flow, nth),
-               LATERAL (SELECT (u.flow -> 'unique' ->> 'period')::float8) AS p (period)
-          WHERE u.key IS NOT NULL ORDER BY u.key, u.nth) f;
-    FOR v_try IN 1..20 LOOP
-        v_again := false;
-        SELECT array_agg(t.key), array_agg(t.job_id) INTO v_held_keys, v_holders
-        FROM skiplock._take_unique(v_firsts.keys, v_firsts.ids, v_firsts.untils, v_firsts.holds) t;
-        SELECT u.nth, h.job_id, array_position($1, h.job_id) AS earlier INTO v_row
-        FROM unnest(v_keys, $1, $2) WITH ORDINALITY AS u (key, id, flow, nth)
-        JOIN unnest(v_held_keys, v_holders) AS h (key, job_id) ON h.key = u.key
-        WHERE h.job_id <> u.id AND u.flow -> 'unique' ->> 'on_conflict' = 'raise' ORDER BY u.nth LIMIT 1;
-        IF FOUND THEN
-            RAISE EXCEPTION 'job %: its unique key is that of %; nothing is stored. Wait for that one, or use on_conflict keep, replace or reschedule',
-                v_row.nth, CASE WHEN v_row.earlier IS NULL THEN 'job ' || v_row.job_id || ', which is there already'
-                                ELSE format('number %s of the same list', v_row.earlier) END
-                USING ERRCODE = 'SK005';
-        END IF;
-        -- In the order of their ids, like everybody who waits for jobs.
-        FOR v_row IN
-            SELECT h.key, h.job_id FROM unnest(v_held_keys, v_holders) AS h (key, job_id)
-            JOIN (SELECT DISTINCT u.key FROM unnest(v_keys, $2) AS u (key, flow)
-                  WHERE u.flow -> 'unique' ->> 'on_conflict' IN ('replace', 'reschedule')) r ON r.key = h.key
-            WHERE NOT EXISTS (SELECT FROM unnest($1 || v_seen) AS o (id) WHERE o.id = h.job_id)
-            ORDER BY h.job_id
-        LOOP
-            SELECT * INTO v_taken FROM skiplock._take_out(v_row.job_id, v_row.key);
-            IF v_taken.fate = 'gone' THEN
-                v_again := true;  -- and its key came free with it
-                CONTINUE;
-            END IF;
-            v_seen := v_seen || v_row.job_id;
-            IF v_taken.fate = 'taken' THEN
-                v_olds := array_append(v_olds, (v_taken.job)::skiplock.jobs);
-            END IF;
+    FOR v_row IN
+        SELECT u.key, (array_agg(u.id ORDER BY u.nth))[1] AS id, min(u.nth) AS nth, (array_agg(u.rule ORDER BY u.nth))[1] AS rule,
+               bool_or(u.rule ->> 'on_conflict' IN ('replace', 'reschedule')) AS replaces,
+               min(u.nth) FILTER (WHERE u.rule ->> 'on_conflict' = 'raise') AS raises,
+               (array_agg(u.nth ORDER BY u.nth) FILTER (WHERE u.rule ->> 'on_conflict' = 'raise'))[2] AS raises_next
+        FROM (SELECT x.key, x.id, x.flow -> 'unique' AS rule, x.nth FROM unnest(v_keys, $1, $2) WITH ORDINALITY AS x (key, id, flow, nth)) u
+        WHERE u.key IS NOT NULL GROUP BY u.key ORDER BY u.key
+    LOOP
+        FOR v_try IN 1..20 LOOP
+            v_holder := skiplock._take_unique(
+                v_row.key, v_row.id, to_timestamp((floor(extract(epoch FROM $3) / (v_row.rule ->> 'period')::float8) + 1) * (v_row.rule ->> 'period')::float8),
+                (v_row.rule ->> 'hold')::float8);
+            v_fate := NULL;
+            EXIT WHEN v_holder = v_row.id OR v_row.raises IS NOT NULL OR NOT v_row.replaces;
+            SELECT * INTO v_taken FROM skiplock._take_out(v_holder, v_row.key);
+            v_fate := v_taken.fate;
+            EXIT WHEN v_fate <> 'gone';  -- else the key came free with it
         END LOOP;
-        EXIT WHEN NOT v_again;
+        IF v_holder = v_row.id AND v_row.raises = v_row.nth THEN
+            v_row.raises := v_row.raises_next;  -- the one that has it is in conflict with nobody
+        END IF;
+        IF v_row.raises IS NOT NULL THEN
+            RAISE EXCEPTION 'job %: its unique key is that of %; nothing is stored. Wait for that one, or use on_conflict keep, replace or reschedule',
+                v_row.raises, CASE WHEN v_holder = v_row.id THEN format('number %s of the same list', v_row.nth)
+                                   ELSE format('job %s, which is there already', v_holder) END USING ERRCODE = 'SK005';
+        END IF;
+        v_held_keys := array_append(v_held_keys, v_row.key);
+        v_holders := array_append(v_holders, v_holder);
+        IF v_fate = 'gone' THEN
+            RAISE EXCEPTION 'unique key %: changed hands too often while its job was being replaced', v_row.key USING ERRCODE = '40001';
+        ELSIF v_fate = 'taken' THEN
+            v_olds := array_append(v_olds, (v_taken.job)::skiplock.jobs);
+        END IF;
     END LOOP;
-    IF v_again THEN
-        RAISE EXCEPTION 'unique keys changed hands too often while their jobs were being replaced' USING ERRCODE = '40001';
-    END IF;
     SELECT array_agg(coalesce(w.job_id, w.id) ORDER BY w.nth), array_agg(w.key IS NULL OR coalesce(w.nth = w.writer, false) ORDER BY w.nth),
            array_agg(w.attempt ORDER BY w.nth), array_agg(w.enqueued_at ORDER BY w.nth), array_agg(w.position ORDER BY w.nth),
            array_agg(w.fair ORDER BY w.nth)
