@@ -133,7 +133,7 @@ class Verbs:
 
     def empty(self) -> None:
         """Everything as after the migration, but for the numbers. Cheaper than another database."""
-        for table in ("jobs", "payloads", "attempts", "steps", "cancellations", "workers", "queues"):
+        for table in ("jobs", "payloads", "attempts", "steps", "cancellations", "workers", "queues", "uniques"):
             self.rows(f"DELETE FROM skiplock.{table}")
         self.rows("DELETE FROM skiplock.bells WHERE queue <> ''")
         self.rows("UPDATE skiplock.bells SET until = NULL")
