@@ -113,16 +113,16 @@ def test_what_holds_a_job_up_and_which_key_it_has(invoke, app, dsn):
     limits = [Concurrency("to:{to}", 1)]
     mail = app.tasks["mail"].using(unique=True, limits=limits, fair_key="{to}", weight=2, expires="1h")
     first, second = mail.enqueue(to="ann"), mail.using(unique=Unique(by="the second", period="1h")).enqueue(to="ann")
-    shown, listed = invoke("jobs", "show", second.id).out, invoke("jobs", "list").out
+    shown, listed = " ".join(invoke("jobs", "show", second.id).out.split()), invoke("jobs", "list").out
     for text in (
-        "unique     the second, one in 60 min",
-        "waits for  to:{to} = to:ann",
-        "fair key   ann  (weight 2)",
-        "expires ",
+        "unique the second, one in",
+        "waits for to:{to} = to:ann",
+        "fair key ann (weight 2)",
+        "expires 2",
     ):
         assert text in shown
     assert "waits for to:{to} = to:ann · expires in 59 min" in listed
-    assert "unique    mail, arguments " in invoke("jobs", "show", first.id).out
+    assert "unique mail, arguments " in " ".join(invoke("jobs", "show", first.id).out.split())
     job = invoke("jobs", "show", second.id, "--json").json
     assert (job["state"], job["blocked_on"], job["flow"]["fair"]) == ("blocked", "to:{to}\x1fto:ann", "ann")
     assert job["flow"]["unique"].startswith("the second\x1f3600\x1f") and job["expires_at"] > job["enqueued_at"]
@@ -138,6 +138,6 @@ def test_one_whose_key_another_has_does_not_stop_the_others(invoke, app):
     second = mail.enqueue(to="ann")
     plain = app.tasks["report"].enqueue()
     plain.cancel()
-    found = invoke("jobs", "retry", first.id, plain.id, "--json", code=1).json["results"]
+    found = invoke("jobs", "retry", first.id, plain.id, "--json").json["results"]
     assert found[0]["error"]["code"] == "unique_conflict" and f"held by job {second.id}" in found[0]["error"]["message"]
     assert found[1] == {"id": plain.id, "done": True, "was": "cancelled"}
