@@ -4,6 +4,7 @@
 -- Retry: dead and cancelled jobs get a new life, with the attempts they had left and at least one; a retryable or scheduled one runs now.
 CREATE OR REPLACE FUNCTION skiplock.retry(id bigint) RETURNS TABLE (done boolean, was text)
 LANGUAGE plpgsql
+SET jit = off SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -74,6 +75,7 @@ END $$;
 -- its next beat). Cancelling a cancelled job is no error.
 CREATE OR REPLACE FUNCTION skiplock.cancel(id bigint) RETURNS TABLE (done boolean, was text)
 LANGUAGE plpgsql
+SET jit = off SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -130,6 +132,7 @@ END $$;
 -- Delete: for good, with its attempts, its steps and its large arguments. Not while it runs: cancel it first.
 CREATE OR REPLACE FUNCTION skiplock.delete(id bigint) RETURNS TABLE (done boolean, was text)
 LANGUAGE plpgsql
+SET jit = off SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
