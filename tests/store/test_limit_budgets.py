@@ -1,7 +1,7 @@
 """Limits keep a written budget of pages with 100,000 keys, a key that 400,000 jobs wait for, and whatever the planner
 has been told (SCALE-46, CONC-17, case 23).
 
-To see it fail: take the planner's settings from _admit_round or _let_go (sql/upkeep/admit.sql).
+To see it fail: let _admit_round (sql/upkeep/admit.sql) order a line by position alone.
 """
 
 from __future__ import annotations
