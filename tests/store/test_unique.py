@@ -306,7 +306,7 @@ def test_who_is_to_run_again_keeps_its_key(db: Verbs, what: str) -> None:
 def test_a_period_is_held_until_it_is_over(db: Verbs) -> None:
     db.rows("CREATE OR REPLACE FUNCTION skiplock.now() RETURNS timestamptz LANGUAGE sql AS $$ SELECT timestamptz '2030-01-01 10:59:00Z' $$")  # fmt: skip
     first = end(db, "completed", period=3600)
-    assert add(db, "a", period=3600) == [(first, False)]
+    assert add(db, "a", period=3600) == add(db, "a", period=3600.0) == [(first, False)]
     [(short, new)] = add(db, "a", period=60)
     assert new and add(db, "a")[0][1], "another window is another key"
     db.rows("CREATE OR REPLACE FUNCTION skiplock.now() RETURNS timestamptz LANGUAGE sql AS $$ SELECT timestamptz '2030-01-01 11:00:00Z' $$")  # fmt: skip
