@@ -133,7 +133,6 @@ MUTANTS = {
     "a promotion goes by number": ("promote", "ORDER BY d.run_at LIMIT", "ORDER BY d.id DESC LIMIT"),
     "a key outlives its job": ("_let_go", "PERFORM skiplock._free_unique(v_keys, v_ids)", "PERFORM 1"),
     "who is replaced is gone": ("_unique_owners", "v_fate = 'taken'", "v_fate = 'no'"),
-    "steps survive their arguments": ("_take_out", "DELETE FROM skiplock.steps s WHERE s.job_id = $1", "PERFORM 1"),
     "a retry takes no key": ("retry", "v_fresh AND v_job.flow ? 'unique'", "false"),
     "a retry by hand keeps the attempts used up": ("retry", "greatest(v_job.max_attempts - v_job.attempt, 1)", "0"),
 }  # fmt: skip
