@@ -45,6 +45,7 @@ def _seconds(scale: Scale) -> dict[str, float]:
         "W13": reps * 2 * handled,
         "W14": reps * 2 * _drained(scale.costed),
         "W15": scale.memory / _ENQUEUE + scale.memory / _DRAIN,
+        "W16": reps * 6 * handled,
     }
 
 

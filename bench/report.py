@@ -47,6 +47,7 @@ HANDLERS = {
     "W11": "handlers in threads, 50 at a time",
     "W12": "larger arguments",
     "W13": "every tenth job fails once",
+    "W16": "1,000 keys, one at a time of each",
 }
 BESIDE = {"W5": "many queued", "W5x10": "ten times as many queued", "W8": "long history"}
 OURS = (REFERENCE, RAW, SKIPLOCK, EMPTY, FREE, STAYING)
@@ -228,7 +229,7 @@ def rounds(results: Mapping[str, Results]) -> Table | None:
 
 
 def handlers(results: Mapping[str, Results]) -> Table:
-    """W9 to W13."""
+    """W9 to W13, W16."""
     table = _table("Other queues, handlers and arguments", "", "what", "system", "jobs/s", "ideal", "MiB/s", "ratio to first")  # fmt: skip
     for name in (n for n in HANDLERS if n in results):
         found = results[name]

@@ -13,6 +13,7 @@ ONE_WORKER, TWO_WORKERS = 0.50, 0.70  # W3, W3x2: of the reference
 MEDIAN_MS, SLOW_MS = 1.2, 4.0  # W4: p50 and p99
 UNMOVED = 0.9  # W5, W5x10, W6, W8: of the rate on an empty system, or of the first rounds
 MANY_QUEUES = 0.7  # W9: of one queue
+LIMITED = 0.2  # W16: of the same jobs without a limit
 STATEMENTS, CONNECTIONS = 0.5, 4  # W7: statements a second, connections
 WAL_BYTES = 1_300  # W14: a job, from enqueue to history
 GROWTH_MIB, GROWTH_SHARE = 3.0, 0.05  # W15: one of these is enough
@@ -101,6 +102,11 @@ def _queues(name: str, found: Results) -> Iterator[Verdict]:
     return _at_least(name, "20 queues × 3 priorities, share of one queue", ratios(many, one), MANY_QUEUES)
 
 
+def _limits(name: str, found: Results) -> Iterator[Verdict]:
+    plain, limited = found.get(SKIPLOCK, []), found.get("skiplock 1,000 keys of limit 1", [])
+    return _at_least(name, "drain of 1,000 keys of limit 1, share of no limit", ratios(limited, plain), LIMITED)
+
+
 def _cost(name: str, found: Results) -> Iterator[Verdict]:
     ours = found[SKIPLOCK]
     whole, images = median(ours, "wal"), median(ours, "images")
@@ -134,4 +140,5 @@ _JUDGES: dict[str, Callable[[str, Results], Iterator[Verdict]]] = {
     "W9": _queues,
     "W14": _cost,
     "W15": _memory,
+    "W16": _limits,
 }

@@ -1,4 +1,4 @@
-"""skiplock with other queues, handlers and arguments than the plain no-op: W9 to W13."""
+"""skiplock with other queues, handlers and arguments than the plain no-op: W9 to W13, W16."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from bench.adapter import SkiplockSystem
 from bench.marks import Marks, payload
 from skiplock import Skiplock
+from skiplock.core.flow import Concurrency
 from skiplock.core.job import NewJob
 from skiplock.core.retry import Backoff
 from skiplock.core.settings import WorkerSettings
@@ -18,6 +19,7 @@ from skiplock.task import Task
 from skiplock.work.context import JobContext
 
 QUEUES, PRIORITIES, SLOTS = 20, 3, 100
+KEYS = 1_000
 
 
 class ManyQueues(SkiplockSystem):
@@ -129,6 +131,20 @@ class Payload100(Payload):
     name, kibibytes = "skiplock 100 KiB", 100
 
 
+class Limited(SkiplockSystem):
+    """Every job under a limit of one at a time by key; the jobs of the keys lie mixed."""
+
+    name = "skiplock 1,000 keys of limit 1"
+
+    def declare(self, app: Skiplock, marks: Marks | None) -> Task[..., Any]:
+        @app.task(name="bench.limited", limits=[Concurrency(lambda n, **_: str(n % KEYS), 1, name="key")])
+        async def limited(to: str, subject: str, n: int) -> None:
+            if marks is not None:
+                marks.start(n)
+
+        return limited
+
+
 class Failing(SkiplockSystem):
     """Every tenth job fails at its first attempt; the start that counts is the one that succeeds."""
 
@@ -155,6 +171,7 @@ _ALL: tuple[type[SkiplockSystem], ...] = (
     ThreadsSleep1,
     Payload1,
     Payload100,
+    Limited,
     Failing,
 )
 VARIANTS = {kind.name: kind for kind in _ALL}

@@ -31,6 +31,7 @@ WORKLOADS: dict[str, Workload] = {
     "W13": handlers.failures,
     "W14": cost.cost,
     "W15": memory.memory,
+    "W16": handlers.limits,
 }
 QUICK = ("W1", "W2", "W3", "W3x2", "W4", "W7", "W14")
 FULL = tuple(WORKLOADS)

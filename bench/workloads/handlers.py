@@ -1,4 +1,4 @@
-"""W9 to W13: other queues, handlers and arguments than a no-op in one queue."""
+"""W9 to W13, W16: other queues, handlers and arguments than a no-op in one queue."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ def payloads(bench: Bench) -> Results:
 def failures(bench: Bench) -> Results:
     """W13: every tenth job fails once and is tried again, beside none that fails."""
     return _variants(bench, SkiplockSystem, variants.Failing)
+
+
+def limits(bench: Bench) -> Results:
+    """W16: jobs under 1,000 keys of one at a time, beside none under a limit."""
+    return _variants(bench, SkiplockSystem, variants.Limited)
 
 
 def _variants(bench: Bench, *kinds: type[SkiplockSystem]) -> Results:

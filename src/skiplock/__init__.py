@@ -26,6 +26,7 @@ from skiplock.core.errors import (
     MigrationBlockedError,
     OptionError,
     PayloadTooLargeError,
+    ScheduleNotFoundError,
     SchemaError,
     SkiplockError,
     TaskDefinitionError,
@@ -37,6 +38,7 @@ from skiplock.core.flow import Concurrency, Rate, Unique
 from skiplock.core.job import AttemptRecord, Job, JobRecord, JobState, NewJob
 from skiplock.core.outcome import Cancel, Dead, Retry, Snooze
 from skiplock.core.retry import Backoff
+from skiplock.core.schedule_record import ScheduleRecord
 from skiplock.handle import JobHandle
 from skiplock.task import Task
 from skiplock.work.context import JobContext
@@ -70,6 +72,8 @@ __all__ = [
     "Rate",
     "Resource",
     "Retry",
+    "ScheduleNotFoundError",
+    "ScheduleRecord",
     "SchemaError",
     "Skiplock",
     "SkiplockError",

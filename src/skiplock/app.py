@@ -5,24 +5,28 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from datetime import datetime
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from skiplock.client import AsyncFace
 from skiplock.core.annotations import signature_of
 from skiplock.core.codec import ArgsCodec, check_name
 from skiplock.core.errors import OptionError, TaskDefinitionError, UnknownTaskError
 from skiplock.core.events import Events, Subscriber
-from skiplock.core.flow import Flow, Key, Limit, Unique, check_parameters, flow_of
+from skiplock.core.flow import Flow, Key, Limit, Unique, check_parameters, declared_limits, flow_of
 from skiplock.core.inspect_value import shown
 from skiplock.core.job import JobRecord, NewJob
 from skiplock.core.outcome import Duration
 from skiplock.core.retry import DEFAULT_BACKOFF, Backoff, RetryMap, RetryRule
+from skiplock.core.schedule_record import rule_spec
 from skiplock.core.settings import Settings, resolve_dsn, resolve_listen_dsn
 from skiplock.core.size import Size, size_as_text, size_in_bytes
 from skiplock.core.task import EVENT_LOOP, PROCESS, THREAD, TaskSpec
 from skiplock.desk.find import get_call
 from skiplock.handle import JobHandle
+from skiplock.limits import Limits
 from skiplock.produce.enqueue import enqueue_call, enqueue_flow_call
+from skiplock.schedules import DeclareOptions, ScheduleDecorator, Schedules
 from skiplock.store.call import Call
 from skiplock.store.schema import check_schema
 from skiplock.sync import SyncFace
@@ -70,6 +74,8 @@ class Skiplock:
         self.events = Events()
         self.middleware = tuple(middleware)
         self.tasks: dict[str, Task[..., Any]] = {}
+        self.schedules = Schedules(self)
+        self.limits = Limits(self)
         self._faces: tuple[SyncFace, AsyncFace] | None = None
 
     # -- declaring tasks -------------------------------------------------------------------------------------------
@@ -161,9 +167,25 @@ class Skiplock:
             flow=_rules(rules),
         )
         check_parameters(spec.flow, spec.codec.names, name)
+        declared_limits([spec.flow, *(task.spec.flow for task in self.tasks.values())])
         task: Task[..., Any] = Task(self, spec)
         self.tasks[name] = task
         return task
+
+    def cron(self, expression: str, *, tz: str = "UTC", **options: Unpack[DeclareOptions]) -> ScheduleDecorator:
+        """Run a task by the calendar: ``@app.cron("0 3 * * 1-5", tz="Europe/Berlin")`` above ``@app.task``.
+
+        See docs/guides/schedules.md, and `skiplock.schedules.PolicyOptions`. Raises OptionError, and where it decorates ArgumentError.
+        """
+        found: ScheduleDecorator = self.schedules.declare(rule_spec(expression, tz), **options)
+        return found
+
+    def every(
+        self, interval: Duration, *, anchor: datetime | None = None, **options: Unpack[DeclareOptions]
+    ) -> ScheduleDecorator:
+        """Run a task at intervals, ``@app.every("10m")``, counted from `anchor` (default: 1970-01-01 UTC). Else as `cron`."""
+        found: ScheduleDecorator = self.schedules.declare(rule_spec(None, None, interval, anchor), **options)
+        return found
 
     def on(self, moment: str, hook: Subscriber | None = None) -> Any:
         """Call `hook(event)` at a moment of every job: attempt_started, attempt_ended or job_dead (or any event).

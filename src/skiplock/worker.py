@@ -16,16 +16,15 @@ from typing import Any
 
 from skiplock.app import Skiplock
 from skiplock.child import children_for
+from skiplock.chores import heart_for
 from skiplock.core.decide import LOST, SHUTDOWN
 from skiplock.core.outcome import Outcome, Verdict
 from skiplock.core.settings import WorkerSettings
 from skiplock.registering import name_of, register
 from skiplock.store.again import arepeat
 from skiplock.store.link import Link, pause
-from skiplock.upkeep.days import make_days_call
-from skiplock.upkeep.promote import BATCH, promote_call
 from skiplock.waits import Budget, either, sleep_unless, unless
-from skiplock.work.beat import Beat, Heart, Promotion, Pulse, leave_call
+from skiplock.work.beat import Beat, Pulse, leave_call
 from skiplock.work.bell import Sleeper
 from skiplock.work.children import rooms
 from skiplock.work.claim import Claimer
@@ -115,19 +114,7 @@ class Worker:
         self._children = children_for(app, settings)
         prepared = {name: Prepared(task.spec) for name, task in app.tasks.items()}
         self._vigil = Vigil(self._events, lambda: self._runner.running.values(), self._startmap)
-        self._heart = Heart(
-            dsn,
-            schema,
-            queues=list(settings.queues),
-            every=settings.beat_every,
-            lost_after=settings.lost_after,
-            pulse=self._pulse,
-            on_beat=self._heard,
-            promotion=Promotion(lambda since: promote_call(schema, since=since), BATCH),
-            hourly=lambda: make_days_call(schema),
-            on_turn=self._vigil.turn,
-            events=self._events,
-        )
+        self._heart = heart_for(app, settings, pulse=self._pulse, on_beat=self._heard, on_turn=self._vigil.turn)
         self._runner = Runner(
             prepared,
             self._lines,

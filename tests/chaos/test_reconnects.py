@@ -34,6 +34,7 @@ from skiplock.store.link import LONGEST_PAUSE, Link, pause
 from skiplock.store.migrate import migrate
 from skiplock.upkeep.days import make_days_call
 from skiplock.upkeep.promote import Promoted, promote_call
+from skiplock.upkeep.schedules import Ticker
 from skiplock.work.beat import Heart, Promotion, Pulse
 from tests.support.embedded import is_alive
 from tests.support.server import SETTINGS, binaries_under_test
@@ -289,6 +290,7 @@ def test_a_worker_that_has_left_is_not_told_that_it_is_lost(db: Verbs, dsn: str)
         pulse=lambda: Pulse(db.register(), 0, "running", False),
         on_beat=heard.append,
         promotion=Promotion(lambda since: promote_call("skiplock", since=since), 10),
+        schedules=Ticker("skiplock", dict, Events()),
         hourly=lambda: make_days_call("skiplock"),
         events=Events(),
     )
@@ -320,6 +322,7 @@ def test_what_is_heard_while_an_answer_is_on_its_way_is_not_forgotten(db: Verbs,
         pulse=lambda: Pulse(worker, 0, "running", False),
         on_beat=lambda beat: None,
         promotion=Promotion(promoted, 10),
+        schedules=Ticker("skiplock", dict, Events()),
         hourly=lambda: make_days_call("skiplock"),
         events=Events(),
     )

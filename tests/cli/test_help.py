@@ -26,14 +26,19 @@ def _commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str,
 
 
 COMMANDS = _commands(cli)
-GROUPS = {("jobs",), ("queues",), ("workers",), ("db",)}
+GROUPS = {("jobs",), ("queues",), ("limits",), ("workers",), ("schedules",), ("db",)}
 
 
 def test_all_commands_are_there():
     names = {" ".join(path) for path in COMMANDS}
     assert names >= {
         *("demo", "dev", "worker", "enqueue", "jobs list", "jobs show", "jobs retry", "jobs cancel", "jobs delete"),
-        *("queues list", "queues pause", "queues resume", "workers list"),
+        *("queues list", "queues pause", "queues resume", "queues limit", "workers list"),
+        *("limits list", "limits show", "limits set", "limits unset"),
+        *[
+            f"schedules {act}"
+            for act in ("list", "show", "add", "change", "pause", "resume", "reset", "run", "delete", "explain")
+        ],
         *("db migrate", "db plan", "db sql", "db status", "db verify"),
     }
 

@@ -123,6 +123,18 @@ def full(template_server: str) -> Iterator[str]:
     drop(template_server, database)
 
 
+def test_a_beat_looks_at_one_of_many_schedules(fresh_dsn: str) -> None:
+    """The leader also asks whose declaration has gone, once through the table. To see it fail: drop the index schedules_wake."""
+    put = 'SELECT skiplock._put_schedule(\'s\' || n, \'{"task": "t", "cron": "0 0 1 1 *"}\') FROM generate_series(1, 3000) n'
+    with connect(fresh_dsn) as c:
+        c.execute(put)
+        c.execute("VACUUM skiplock.schedules")
+        for whole, budget in (("false", 10), ("true", 400)):
+            look = f"SELECT skiplock._schedules_due_in({whole})"
+            c.execute(look)
+            assert pages_and_rows(c, look)[0] <= budget
+
+
 @pytest.fixture
 def planner(full: str) -> Iterator[Planner]:
     with connect(full) as connection:

@@ -35,6 +35,38 @@ def test_a_worker_that_leaves_does_not_meet_its_own_last_beat(fresh_dsn: str) ->
         assert beating.result(20) == [(False,)]
 
 
+def test_fires_and_declarations_lock_schedules_in_one_order(fresh_dsn: str) -> None:
+    """b is orphaned when a worker comes that declares c, which was another: c would be met before b.
+
+    To see it fail: take the locking of all schedules out of _adopt_declarations (sql/upkeep/schedules.sql).
+    """
+    fire = '{"name": "%s", "until": "2020-01-01Z", "seen": "2020-01-01Z", "fires": [], "run_ats": [], "passed_over": 0}'
+    told = f"[{fire % 'b'}, {fire % 'c'}]"
+    declared = '[{"name": "c", "spec": {"task": "t", "cron": "1 1 * * *"}}]'
+    with open_verbs(fresh_dsn) as db, ThreadPoolExecutor(2) as threads:
+        both = '[{"name": "b", "spec": {"task": "t", "cron": "0 0 1 1 *"}}, {"name": "c", "spec": {"task": "t", "cron": "0 0 1 1 *"}}]'
+        old, new = db.register(), db.register()
+        db.rows("SELECT skiplock.declare_schedules(%s, 10, %s)", old, both)
+        db.rows("UPDATE skiplock.schedules SET checked_until = '2020-01-01Z'")
+        db.rows("SELECT skiplock.leave(%s)", old)
+
+        def run(sql: str, *params: Any) -> list[Any]:
+            with open_verbs(fresh_dsn) as other:
+                return other.rows(sql, *params)
+
+        with connect(fresh_dsn) as holder, holder.transaction():
+            holder.execute("SELECT FROM skiplock.schedules WHERE name = 'b' FOR UPDATE")
+            firing = threads.submit(run, "SELECT done FROM skiplock.fire_schedules(%s)", told)
+            eventually(lambda: db.value(WAITING) == 1)
+            declaring = threads.submit(run, "SELECT skiplock.declare_schedules(%s, 0, %s)", new, declared)
+            eventually(lambda: db.value(WAITING) == 2)
+        assert firing.result(20) == []
+        declaring.result(20)
+        assert db.rows("SELECT name, cron, orphaned_at IS NULL FROM skiplock.schedules ORDER BY 1") == [
+            ("b", "0 0 1 1 *", False), ("c", "1 1 * * *", True),
+        ]  # fmt: skip
+
+
 def test_arming_and_disarming_lock_in_one_order(fresh_dsn: str) -> None:
     """To see it fail: take the ORDER BY from disarm (sql/work/bell.sql)."""
     with open_verbs(fresh_dsn) as db, ThreadPoolExecutor(2) as threads:

@@ -24,6 +24,8 @@ from psycopg.rows import namedtuple_row
 from tests.support.databases import connect
 
 T = TypeVar("T")
+FLOW = ("uniques", "slots", "meters", "limits", "nudges")
+TABLES = ("jobs", "payloads", "attempts", "steps", "cancellations", "workers", "queues", "schedules", *FLOW)
 _CLAIMED = "id, job_lease AS lease, queue, priority, position, task, attempt, losses"
 
 
@@ -66,6 +68,17 @@ class Verbs:
 
     def enqueue_some(self, number: int, **options: Any) -> list[int]:
         return [self.enqueue(**options) for _ in range(number)]
+
+    def enqueue_ruled(
+        self, rules: dict[str, Any], number: int = 1, *, admits: bool = True, **options: Any
+    ) -> list[int]:
+        """Jobs with rules; `options` are one value each of enqueue_flow's arrays."""
+        named = "".join(f", {name} => array_fill(%s::{kind}, ARRAY[%s])" for name, kind in _kinds(options))
+        values = [part for value in options.values() for part in (value, number)]
+        sql = f"""SELECT id FROM skiplock.enqueue_flow(array_fill('t'::text, ARRAY[%s]), array_fill('{{}}'::json, ARRAY[%s]),
+            array_fill('default'::text, ARRAY[%s]), array_fill(%s::jsonb, ARRAY[%s]), admits => %s{named})"""
+        found = self.rows(sql, number, number, number, json.dumps(rules), number, admits, *values)
+        return [row.id for row in found]
 
     # -- work --------------------------------------------------------------------------------------------------------
 
@@ -133,7 +146,7 @@ class Verbs:
 
     def empty(self) -> None:
         """Everything as after the migration, but for the numbers. Cheaper than another database."""
-        for table in ("jobs", "payloads", "attempts", "steps", "cancellations", "workers", "queues", "uniques"):
+        for table in TABLES:
             self.rows(f"DELETE FROM skiplock.{table}")
         self.rows("DELETE FROM skiplock.bells WHERE queue <> ''")
         self.rows("UPDATE skiplock.bells SET until = NULL")
@@ -147,6 +160,10 @@ class Verbs:
             "CREATE OR REPLACE FUNCTION skiplock.now() RETURNS timestamptz LANGUAGE sql VOLATILE AS "
             f"$$ SELECT pg_catalog.clock_timestamp() + interval '{seconds} s' $$"
         )
+
+
+def _kinds(options: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(name, {"delays": "float8", "priorities": "integer", "max_attempts": "integer"}[name]) for name in options]
 
 
 def verdict(job: Claimed, word: str, **more: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The 25 cases that broke other job systems, and the tests that show them here. Each test says in its words what to remove to see it fail.
 
-Cases of what skiplock does not do yet come with it: the limits in 18, 20 and 21 with schedules, the
-pages in 25 with the dashboard.
+Case 25 shows what there is of it: its pages come with the dashboard.
 """
 
 from __future__ import annotations
@@ -108,6 +107,17 @@ CASES = {
         "store/test_budgets.py::test_every_verb_keeps_its_budget_of_pages",
         "store/test_budgets.py::test_dead_rows_make_no_job_dearer_under_an_old_snapshot",
         "store/test_plans.py::test_jobs_for_others_in_front_are_not_looked_at",
+    ),
+    "20 the next fire against a slow scan of every zone": (
+        "property/test_schedule_scan.py::test_every_zone_around_its_changes",
+        "property/test_schedule_scan.py::test_strange_changes",
+        "property/test_schedule_scan.py::test_29_february_over_a_century_without_one",
+    ),
+    "21 scheduler away over a tick, several with clocks apart, looked at on and after the second": (
+        "store/test_schedules.py::test_the_scheduler_was_away",
+        "store/test_schedules.py::test_two_that_make_it_at_once",
+        "store/test_schedules.py::test_a_fire_is_made_once_and_never_early",
+        "chaos/test_schedules.py::test_three_hosts_and_one_is_killed_at_the_tick",
     ),
     "24 upgrades under load": (
         "compat/test_live_migration.py::test_migrate_in_the_middle_of_it",

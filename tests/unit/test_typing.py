@@ -32,6 +32,14 @@ def threaded(to: str) -> None: ...
 async def with_context(ctx: JobContext, path: str, db: Session = Resource(session)) -> str:
     return path
 
+@app.cron("0 3 * * *", tz="Europe/Berlin", overlap="skip")
+@app.every("1h", name="also")
+@app.task
+def scheduled(ctx: JobContext, n: int = 1) -> None: ...
+
+@app.every("10m")
+async def shortly(ctx: JobContext, n: int = 1) -> None: ...
+
 @app.task(unique=Unique(by=["path"], hold="1m"), limits=[Concurrency("path:{path}", 3), Rate("api", 10)], fair_key="{path}", expires=60)
 async def ruled(path: str) -> None: ...
 
@@ -39,6 +47,9 @@ async def ruled(path: str) -> None: ...
 def unique(path: str) -> None: ...
 
 async def right() -> None:
+    scheduled.enqueue(n=2)
+    await shortly.aenqueue(2)
+    a_number: int = app.run(app.schedules.run("also"))
     is_new: bool = ruled.enqueue("x").is_new
     ruled.using(unique=False, limits=[], weight=2.5).enqueue(path="x")
     unique.using(unique=Unique(by=lambda path, **_: path, on_conflict="replace")).enqueue("x")

@@ -53,20 +53,24 @@ def enqueue(
     says, or refused; a text parameter takes it as it stands. Without --app nothing is known of the task: the job is
     stored under that name, and its worker will see.
     """
-    given, typed = arguments.whole(json_args), arguments.split(words, "argument")
-    if app is None:
-        dsn, schema = place.require(), place.schema
-        job = _untyped(task, given, typed)
-    else:
-        found = place.turn(load_app(app))
-        dsn, schema = found.dsn, found.schema
-        job = _typed(found.find_task(task), given, typed)
+    job, dsn, schema = job_as_typed(place, app, task, json_args, words)
     job = _adjusted(job, **how)
     (job_id,) = run_once(dsn, enqueue_call([job], schema))
     if json:
         emit({"id": job_id, "task": job.task, "queue": job.queue})
     else:
         say(f"job {job_id}: enqueued ({job.task}, queue {job.queue})", "green")
+
+
+def job_as_typed(
+    place: Place, app: str | None, task: str, json_args: str | None, words: Sequence[str]
+) -> tuple[NewJob, str, str]:
+    """The job that these words mean, and the DSN and schema to store it in. Raises SkiplockErrors and UsageErrors."""
+    given, typed = arguments.whole(json_args), arguments.split(words, "argument")
+    if app is None:
+        return _untyped(task, given, typed), place.require(), place.schema
+    found = place.turn(load_app(app))
+    return _typed(found.find_task(task), given, typed), found.dsn, found.schema
 
 
 def _typed(task: Task[..., Any], given: arguments.Texts, words: dict[str, str]) -> NewJob:

@@ -6,9 +6,9 @@ is complete, and `record.skiplock` holds the fields. Arguments of jobs are never
 | level   | what                                                                                                  |
 |---------|-------------------------------------------------------------------------------------------------------|
 | DEBUG   | attempts that start, complete or snooze; waiting jobs that became ready; tracebacks of retries        |
-| INFO    | workers and their processes that start and stop; attempts cancelled or given back                     |
+| INFO    | workers and their processes that start and stop; attempts cancelled or given back; fires of schedules |
 | WARNING | attempts that failed and will be retried, statements that failed and will be repeated, lost workers   |
-| ERROR   | jobs that are dead, with the traceback                                                                |
+| ERROR   | jobs that are dead, with the traceback; schedules that cannot fire                                    |
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ LEVELS = {
     "listen_failed": logging.WARNING,
     "hook_failed": logging.WARNING,
     "promoted": logging.DEBUG,
+    "schedule_fired": logging.INFO,
+    "schedule_held": logging.INFO,
+    "schedule_failed": logging.ERROR,
+    "tick_failed": logging.WARNING,
     "task_process_started": logging.DEBUG,
     "task_process_ended": logging.DEBUG,  # one that died has failed its job, which is told
     "child_started": logging.INFO,

@@ -1,4 +1,4 @@
-"""`skiplock queues`: list, pause, resume."""
+"""`skiplock queues`: list, pause, resume, limit."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from skiplock.cli.options import Place, database_options, json_option
 from skiplock.core.codec import check_name
 from skiplock.desk.act import pause_call, resume_call
 from skiplock.desk.find import QueueRecord, queues_call
+from skiplock.desk.limits import limit_queue_call
 from skiplock.store.call import Call
 
 names_argument = click.argument("names", nargs=-1, required=True, metavar="QUEUE...")
@@ -21,7 +22,7 @@ names_argument = click.argument("names", nargs=-1, required=True, metavar="QUEUE
 
 @click.group()
 def queues() -> None:
-    """List, pause and resume queues."""
+    """List, pause, resume and limit queues."""
 
 
 @queues.command("list")
@@ -56,6 +57,23 @@ def resume(place: Place, names: tuple[str, ...], json: bool) -> None:
     _set(place, names, resume_call, paused=False, json=json)
 
 
+@queues.command()
+@click.argument("name", metavar="QUEUE")
+@click.argument("slots", metavar="SLOTS|none")
+@json_option
+@database_options
+def limit(place: Place, name: str, slots: str, json: bool) -> None:
+    """Let at most SLOTS jobs of a queue run at a time, over all workers; none: as many as they have room for."""
+    if slots != "none" and not (slots.isascii() and slots.isdigit() and len(slots) < 8):
+        raise click.UsageError(f"{slots!r}: give a whole number, or none")
+    number = None if slots == "none" else int(slots)
+    run_once(place.require(), limit_queue_call(check_name(name, "queue"), number, place.schema))
+    if json:
+        emit({"queues": [{"name": name, "slots": number}]})
+    else:
+        say(f"queue {name}: {'no limit' if number is None else f'{number:,} at a time'}", "green")
+
+
 def _set(
     place: Place, names: tuple[str, ...], act: Callable[[str, str], Call[None]], *, paused: bool, json: bool
 ) -> None:
@@ -70,6 +88,13 @@ def _set(
         say(f"queue {name}: {'paused' if paused else 'resumed'}", "yellow" if paused else "green")
 
 
+def _note(queue: QueueRecord) -> Text:
+    parts = [Text("paused", style="yellow")] if queue.paused else []
+    if queue.slots is not None:
+        parts.append(Text(f"{queue.slots:,} at a time", style="dim"))
+    return Text(" · ").join(parts)
+
+
 def _queue_table(queues: Sequence[QueueRecord]) -> Table:
     numbers = ("waiting", "ready", "running", "dead")
     found = table("queue", *numbers, "oldest ready", "", right=(*numbers, "oldest ready"), flexible=("queue",))
@@ -80,6 +105,6 @@ def _queue_table(queues: Sequence[QueueRecord]) -> Table:
             cell(queue.name),
             *[cell(f"{count:,}", style if count else "dim") for count, style in counts],
             cell(None if queue.oldest_ready is None else span(queue.oldest_ready)),
-            Text("paused", style="yellow") if queue.paused else Text(""),
+            _note(queue),
         )
     return found

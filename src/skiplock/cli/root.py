@@ -23,7 +23,9 @@ _COMMANDS = {
     "enqueue": "enqueue:enqueue",
     "jobs": "jobs:jobs",
     "queues": "queues:queues",
+    "limits": "limits:limits",
     "workers": "workers:workers",
+    "schedules": "schedules:schedules",
     "db": "db:db",
 }
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {text}" for code, text in CODES.items())

@@ -9,6 +9,7 @@
     ├── UniqueConflictError         another live job has the unique key of this one
     ├── UnknownTaskError            no task of that name in the app
     ├── JobNotFoundError            no job with that id
+    ├── ScheduleNotFoundError       no schedule of that name
     ├── JobStateError               the job's state does not allow that act
     ├── LeaseLostError              this attempt no longer owns its job
     ├── BlockingCallError           a sync call inside a running event loop
@@ -69,6 +70,10 @@ class UnknownTaskError(SkiplockError, LookupError):
 
 class JobNotFoundError(SkiplockError, LookupError):
     """There is no job with that id (it never was, or was deleted or archived)."""
+
+
+class ScheduleNotFoundError(SkiplockError, LookupError):
+    """There is no schedule of that name."""
 
 
 class JobStateError(SkiplockError):

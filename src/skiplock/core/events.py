@@ -23,6 +23,10 @@
 | queue_not_served  | a task's queue is not among a worker's            | queue, tasks                                         |
 | reconciled        | a failover had undone claims or settles; put right | lost, settled_again, released                       |
 | promoted          | waiting jobs became ready                         | jobs                                                 |
+| schedule_fired    | a schedule's fire became a job                    | schedule, scheduled_for, late, job                   |
+| schedule_held     | one did not: `why` is skipped or waiting          | schedule, scheduled_for, late, why                   |
+| schedule_failed   | a schedule cannot fire; tried again in a minute   | schedule, error                                      |
+| tick_failed       | looking after the schedules failed; to be repeated | error, retry_in                                     |
 | task_process_started | a child process for tasks with executor="process" | pid                                               |
 | task_process_ended | one ended, was replaced or died                  | pid, jobs, reason                                    |
 | worker_recycling  | a worn-out process claims no more                 | worker, reason, jobs, memory, age, running, then     |

@@ -178,6 +178,7 @@ def flow_of(
             raise OptionError(
                 f"limits={shown(limits)}: give a list of at most {MOST_LIMITS} Concurrency(…) and Rate(…)"
             )
+        _check_several(limits)
     if fair_key is not None:
         _check_key(fair_key, "fair_key")
     if weight is not None and (
@@ -217,12 +218,13 @@ def flow_json(flow: Flow, task: str, queue: str, arguments: Mapping[str, Any]) -
     unique = _unique(flow.unique, task, queue, arguments) if isinstance(flow.unique, Unique) else None
     if unique is not None:
         rules["unique"] = unique
-    limits = [found for limit in flow.limits or () if (found := _limit(limit, task, arguments)) is not None]
+    # The one whose order is kept comes first: that is how the other side knows it.
+    pairs = [(limit, _limit(limit, task, arguments)) for limit in sorted(flow.limits or (), key=_order, reverse=True)]
+    limits = [(limit, found) for limit, found in pairs if found is not None]
     if limits:
-        rules["limits"] = limits
-    orders = [limit.order for limit in flow.limits or () if isinstance(limit, Concurrency) and limit.order]
-    if orders and limits:
-        rules["order"] = orders[0]
+        rules["limits"] = [found for _, found in limits]
+        if _order(limits[0][0]):
+            rules["order"] = _order(limits[0][0])
     if flow.fair_key is not None:
         fair = _value(flow.fair_key, "fair_key", task, arguments)
         if fair is not None:
@@ -232,6 +234,45 @@ def flow_json(flow: Flow, task: str, queue: str, arguments: Mapping[str, Any]) -
     if flow.expires is not None:
         rules["expires"] = flow.expires.isoformat() if isinstance(flow.expires, datetime) else flow.expires
     return as_json(rules) if rules else None
+
+
+def declared_limits(flows: Sequence[Flow]) -> list[dict[str, Any]]:
+    """The limits of these tasks, each once, as declare_limits (sql/work/declare.sql) takes them.
+
+    Raises OptionError if two tasks mean different things by one name.
+    """
+    found: dict[str, tuple[Limit, dict[str, Any]]] = {}
+    for limit in [limit for flow in flows for limit in flow.limits or ()]:
+        name = limit_name(limit)
+        said = _numbers(limit)
+        other, others = found.setdefault(name, (limit, said))
+        if said != others or bool(_order(limit)) != bool(_order(other)):
+            raise OptionError(
+                f"limit {shown(name)} is declared in two ways, {other} and {limit}: make them equal, or give one another name="
+            )
+    return [{"name": name} | said for name, (_, said) in found.items()]
+
+
+def _check_several(limits: tuple[Limit, ...]) -> None:
+    names = [limit_name(limit) for limit in limits]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise OptionError(f"limits: {shown(twice[0])} is there twice; give one of them another name=")
+    ordered = [limit_name(limit) for limit in limits if _order(limit)]
+    if len(ordered) > 1:
+        raise OptionError(
+            f"limits: {' and '.join(map(shown, ordered))} both keep an order: a job can stand in one line only"
+        )
+
+
+def _order(limit: Limit) -> str:
+    return (limit.order or "") if isinstance(limit, Concurrency) else ""
+
+
+def _numbers(limit: Limit) -> dict[str, Any]:
+    if isinstance(limit, Concurrency):
+        return {"slots": limit.slots}
+    return {"rate": float(limit.number), "per": seconds(limit.per, "per"), "burst": limit.burst}
 
 
 def _unique(unique: Unique, task: str, queue: str, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -260,9 +301,16 @@ def _limit(limit: Limit, task: str, arguments: Mapping[str, Any]) -> dict[str, A
     if value is None:
         return None
     key = name if _is_plain(limit.key) else f"{name}{SEPARATOR}{check_name(value, f'key of limit {name}')}"
-    if isinstance(limit, Concurrency):
-        return {"key": key, "slots": limit.slots}
-    return {"key": key, "rate": float(limit.number), "per": seconds(limit.per, "per"), "burst": limit.burst}
+    return {"key": key} | _numbers(limit)
+
+
+def limit_key(name: str, value: str | None = None) -> str:
+    """What the database knows a limit by: all keys of a name, or that of one value (the key as computed). Raises OptionError."""
+    return (
+        check_name(name, "limit")
+        if value is None
+        else f"{check_name(name, 'limit')}{SEPARATOR}{check_name(value, 'value')}"
+    )
 
 
 def limit_name(limit: Limit) -> str:

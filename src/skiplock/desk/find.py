@@ -37,14 +37,14 @@ WHERE ($1::text IS NULL OR j.state = ANY (($1::text)::text[]))
 ORDER BY j.id DESC LIMIT $6::text::integer) j ORDER BY j.id DESC"""
 # Queues with waiting, ready, running or dead jobs, plus the paused ones. The finished are counted for today only.
 _QUEUES = """SELECT q.queue, sum(q.waiting)::bigint, sum(q.ready)::bigint, sum(q.running)::bigint, sum(q.dead)::bigint,
-    bool_or(q.paused), extract(epoch FROM skiplock.now() - min(q.oldest))::float8
+    bool_or(q.paused), extract(epoch FROM skiplock.now() - min(q.oldest))::float8, max(q.slots)
 FROM (
-    SELECT queue, count(*) AS waiting, 0 AS ready, 0 AS running, 0 AS dead, false AS paused, NULL::timestamptz AS oldest
+    SELECT queue, count(*) AS waiting, 0 AS ready, 0 AS running, 0 AS dead, false AS paused, NULL::timestamptz AS oldest, NULL::integer AS slots
     FROM skiplock.jobs_waiting GROUP BY queue
-    UNION ALL SELECT queue, 0, count(*), 0, 0, false, min(coalesce(run_at, enqueued_at)) FROM skiplock.jobs_ready GROUP BY queue
-    UNION ALL SELECT queue, 0, 0, count(*), 0, false, NULL FROM skiplock.jobs_running GROUP BY queue
-    UNION ALL SELECT queue, 0, 0, 0, count(*), false, NULL FROM skiplock.jobs_dead GROUP BY queue
-    UNION ALL SELECT name, 0, 0, 0, 0, paused_at IS NOT NULL, NULL FROM skiplock.queues
+    UNION ALL SELECT queue, 0, count(*), 0, 0, false, min(coalesce(run_at, enqueued_at)), NULL FROM skiplock.jobs_ready GROUP BY queue
+    UNION ALL SELECT queue, 0, 0, count(*), 0, false, NULL, NULL FROM skiplock.jobs_running GROUP BY queue
+    UNION ALL SELECT queue, 0, 0, 0, count(*), false, NULL, NULL FROM skiplock.jobs_dead GROUP BY queue
+    UNION ALL SELECT name, 0, 0, 0, 0, paused_at IS NOT NULL, NULL, slots FROM skiplock.queues WHERE paused_at IS NOT NULL OR slots IS NOT NULL
 ) q GROUP BY q.queue ORDER BY q.queue"""
 _WORKERS = """SELECT w.id, w.name, w.host, w.pid, w.queues::text, w.version, w.started_at,
     extract(epoch FROM skiplock.now() - w.beat_at)::float8, w.state, w.running, skiplock.now() - w.beat_at > w.lost_after
@@ -53,7 +53,8 @@ FROM skiplock.workers w ORDER BY w.id LIMIT 1000"""
 
 @dataclass(frozen=True, slots=True)
 class QueueRecord:
-    """One queue: jobs by stage, whether it is paused, and the age in seconds of its longest ready job."""
+    """One queue: jobs by stage, whether it is paused, the age in seconds of its longest ready job, and
+    how many may run at a time over all workers (None: as many as they have slots for)."""
 
     name: str
     waiting: int
@@ -62,6 +63,7 @@ class QueueRecord:
     dead: int
     paused: bool
     oldest_ready: float | None
+    slots: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

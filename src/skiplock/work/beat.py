@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -30,10 +30,11 @@ T = TypeVar("T")
 _REGISTER = (
     "SELECT skiplock.register($1::text, $2::text, $3::text::integer, $4::text::json, $5::text, $6::text::float8)"
 )
-_BEAT = """SELECT known, leader, due_in, waiting, suspects, cancelled, rescued::text
+_BEAT = """SELECT known, leader, due_in, waiting, suspects, cancelled, rescued::text, fire_in
 FROM skiplock.beat($1::text::bigint, $2::text::integer, $3::text, ($4::text)::text[], $5::text::float8, $6::text::boolean, $7::text::boolean, $8::text::boolean, ($9::text)::text[], ($10::text)::smallint[],
     ($11::text)::bigint[], $12::text::float8)"""
 SWEEP_EVERY = 10  # beats between two looks for running rows of unregistered workers
+SWEEP_LIMITS_EVERY = 30.0  # seconds between two steps through the limits, by the leader
 AGAIN = 0.05  # seconds after a promote that moved something, for one more
 LOOK_SHARE = 0.01  # of the time, for what a beat and a promote look for beyond need (core/share.py)
 USUAL = 0.002  # seconds: what either takes without that, until it is measured
@@ -53,6 +54,7 @@ class Beat:
     suspects: int
     cancelled: list[int]
     rescued: list[dict[str, Any]]
+    fire_in: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def beat_call(
     return Call(
         render(_BEAT, schema),
         params,
-        lambda rows: Beat(*[pulse.worker, *rows[0][:6], msgspec.json.decode(rows[0][6] or "[]")]),
+        lambda rows: Beat(*[pulse.worker, *rows[0][:6], msgspec.json.decode(rows[0][6] or "[]"), rows[0][7]]),
     )
 
 
@@ -126,6 +128,14 @@ class Promotion:
     batch: int
 
 
+class Ticking(Protocol):
+    """The chore of firing schedules (upkeep/schedules.py)."""
+
+    def must_declare(self, worker: int) -> bool: ...
+
+    def tick(self, run: Callable[[Call[Any]], Any], worker: int) -> float | None: ...
+
+
 class Heart(threading.Thread):
     """The thread. `pulse()` is asked before each beat; `on_beat` is called from this thread."""
 
@@ -140,7 +150,10 @@ class Heart(threading.Thread):
         pulse: Callable[[], Pulse | None],
         on_beat: Callable[[Beat], None],
         promotion: Promotion,
+        schedules: Ticking,
         hourly: Callable[[], Call[None]],
+        sweep: Callable[[], Call[None]] | None = None,
+        errands: Sequence[Call[None]] = (),
         on_turn: Callable[[], None] = lambda: None,
         events: Events,
     ) -> None:
@@ -154,6 +167,8 @@ class Heart(threading.Thread):
         self._patience = Patience(lost_after / 2)
         self._pulse, self._on_beat = pulse, on_beat
         self._promotion, self._hourly, self._on_turn, self._events = promotion, hourly, on_turn, events
+        self._schedules = schedules
+        self._sweep = sweep
         self._woken = threading.Event()
         self._stopping = False
         self._beat_now = False
@@ -168,13 +183,17 @@ class Heart(threading.Thread):
         self._beats = 0
         self._looks = Share(LOOK_SHARE, usual=USUAL)
         self._whole = Share(LOOK_SHARE, usual=USUAL)  # promotes that look at all that waits
-        self._errands: deque[Call[None]] = deque()
+        self._errands: deque[Call[None]] = deque(errands)
         self._in_vain = 0  # promotes in a row that moved nothing although something was due
         self._promoted_to: float | None = None  # monotonic time until when all that was due has been promoted
         self._due_lock = threading.Lock()
         self._heard: float | None = None  # the same, as others told us while an answer was on its way
         self._due_at: float | None = None  # monotonic time of the next waiting job, as far as known
+        self._fire_at: float | None = None  # monotonic time of the next fire of a schedule that is ours to make
+        self._fires_failed = 0  # times in a row
+        self._worker = 0  # under which it was registered at the latest beat
         self._hourly_at = 0.0
+        self._sweep_at = 0.0
 
     # -- for other threads -----------------------------------------------------------------------------------------
 
@@ -232,6 +251,8 @@ class Heart(threading.Thread):
                     next_beat = time.monotonic() + self._every
                 if self._leader and self._due_at is not None and time.monotonic() >= self._due_at:
                     self._promote()
+                if self._fire_at is not None and time.monotonic() >= self._fire_at:
+                    self._tick()
                 while self._errands:
                     self._do(self._errands.popleft())
                 self._failures = 0
@@ -243,7 +264,8 @@ class Heart(threading.Thread):
                 self._woken.wait(wait)
                 self._woken.clear()
                 continue
-            wake = next_beat if self._due_at is None or not self._leader else min(next_beat, self._due_at)
+            due_at = self._due_at if self._leader else None
+            wake = min([at for at in (next_beat, due_at, self._fire_at) if at is not None])
             self._woken.wait(max(0.0, wake - time.monotonic()))
             self._woken.clear()
         self._drop()
@@ -289,12 +311,40 @@ class Heart(threading.Thread):
             self._due_at = 0.0  # look now, and leave word when we mean to wake
         if self._stopping:
             return  # by now it may only say that we have left
+        self._fire_at = self._next_tick(found)
         self._on_beat(found)
         if overdue and not found.leader:
             self._promote()
         if found.leader and self._last_beat >= self._hourly_at:
             self._hourly_at = self._last_beat + 3600.0
             self._run(self._hourly())
+        if found.leader and self._sweep is not None and self._last_beat >= self._sweep_at:
+            self._sweep_at = self._last_beat + SWEEP_LIMITS_EVERY
+            self._run(self._sweep())
+
+    def _next_tick(self, found: Beat) -> float | None:
+        if not found.known:
+            return None
+        self._worker = found.worker
+        if self._schedules.must_declare(found.worker):
+            return self._last_beat
+        # As with promoting: whoever is not the leader sees to what is clearly overdue. (It may also be of a release without.)
+        if found.fire_in is None or not (found.leader or found.fire_in < -2.0) or self._fires_failed:
+            return self._fire_at if self._fires_failed else None
+        return self._last_beat + found.fire_in
+
+    def _tick(self) -> None:
+        """Fire what is due. If that fails, beats and promotes must not suffer: it is tried again by itself."""
+        try:
+            due_in = self._schedules.tick(self._run, self._worker)
+            self._fire_at = time.monotonic() + due_in if due_in is not None and self._leader else None
+            self._fires_failed = 0
+        except Exception as error:
+            self._drop()
+            self._fires_failed += 1
+            wait = pause(self._fires_failed)
+            self._fire_at = time.monotonic() + wait
+            self._events.emit("tick_failed", error=error, retry_in=wait)
 
     def _promote(self) -> None:
         while not self._stopping:

@@ -74,6 +74,14 @@ class JobContext:
         return None if self.job.meta is None else decode_json(self.job.meta)
 
     @property
+    def scheduled_for(self) -> datetime | None:
+        """The instant of the schedule's fire that this job is for (UTC), however late it runs; None: no schedule made it.
+        `meta["schedule"]` is the schedule's name."""
+        meta = self.meta
+        told = meta.get("scheduled_for") if isinstance(meta, dict) and "schedule" in meta else None
+        return datetime.fromisoformat(told) if isinstance(told, str) else None
+
+    @property
     def cancelled(self) -> bool:
         """Whether this attempt was told to end (timeout, cancel, shutdown). A `def` handler in a long loop should look
         at it: a thread cannot be stopped from outside."""

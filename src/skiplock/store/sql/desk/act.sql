@@ -4,12 +4,14 @@
 -- Retry: dead and cancelled jobs get a new life, with the attempts they had left and at least one; a retryable or scheduled one runs now.
 CREATE OR REPLACE FUNCTION skiplock.retry(id bigint) RETURNS TABLE (done boolean, was text)
 LANGUAGE plpgsql
+SET jit = off SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
     v_job skiplock.jobs;
     v_fresh boolean := true;
     v_holder bigint;
+    v_line text;
 BEGIN
     -- A job may move to another stage between two of these looks; then look again.
     FOR v_try IN 1..5 LOOP
@@ -42,16 +44,16 @@ BEGIN
             RAISE EXCEPTION 'job %: its unique key is held by job %; cancel or wait for that one', $1, v_holder USING ERRCODE = 'SK005';
         END IF;
     END IF;
-    IF v_job.flow ? 'limits' AND NOT EXISTS (
-        SELECT FROM skiplock.slots s WHERE s.key = v_job.flow -> 'limits' -> 0 ->> 'key' AND s.job_id = v_job.id) THEN
+    v_line := skiplock._line(v_job.flow, v_job.id);
+    IF v_line IS NOT NULL THEN
         INSERT INTO skiplock.jobs_waiting
             (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args, tags,
              meta, options, error, flow, blocked_on)
-        VALUES (v_job.id, nextval('skiplock.job_numbers'), v_job.lease, v_job.enqueued_at, v_job.run_at, v_job.attempt,
-                v_job.max_attempts, v_job.priority, 0, 'blocked', v_job.queue, v_job.task, v_job.args, v_job.tags, v_job.meta,
-                v_job.options, v_job.error, v_job.flow, v_job.flow -> 'limits' -> 0 ->> 'key');
-        INSERT INTO skiplock.nudges (key) VALUES (v_job.flow -> 'limits' -> 0 ->> 'key');
-        PERFORM skiplock.admit();
+        VALUES (v_job.id, CASE WHEN v_job.flow ? 'order' THEN v_job.id ELSE nextval('skiplock.job_numbers') END, v_job.lease,
+                v_job.enqueued_at, v_job.run_at, v_job.attempt, v_job.max_attempts, v_job.priority, 0, 'blocked', v_job.queue, v_job.task, v_job.args, v_job.tags, v_job.meta,
+                v_job.options, v_job.error, v_job.flow, v_line);
+        INSERT INTO skiplock.nudges (key) VALUES (v_line);
+        PERFORM skiplock._ring_admitter();
     ELSE
         INSERT INTO skiplock.jobs_ready
             (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args, tags,
@@ -73,6 +75,7 @@ END $$;
 -- its next beat). Cancelling a cancelled job is no error.
 CREATE OR REPLACE FUNCTION skiplock.cancel(id bigint) RETURNS TABLE (done boolean, was text)
 LANGUAGE plpgsql
+SET jit = off SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -122,13 +125,14 @@ BEGIN
             job.max_attempts, job.priority, job.losses, 'cancelled', job.queue, job.task, job.args, job.tags, job.meta,
             job.options, job.error, job.flow, job.expires_at);
     IF job.flow IS NOT NULL THEN
-        PERFORM skiplock._let_go(jsonb_build_array(job.flow || jsonb_build_object('id', job.id)), true, true);
+        PERFORM skiplock._let_go(jsonb_build_array(job.flow || jsonb_build_object('id', job.id)), true, false);
     END IF;
 END $$;
 
 -- Delete: for good, with its attempts, its steps and its large arguments. Not while it runs: cancel it first.
 CREATE OR REPLACE FUNCTION skiplock.delete(id bigint) RETURNS TABLE (done boolean, was text)
 LANGUAGE plpgsql
+SET jit = off SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -159,7 +163,7 @@ BEGIN
         IF v_flow IS NOT NULL THEN
             -- A key is held for nothing that is not there any more.
             DELETE FROM skiplock.uniques u WHERE u.key = v_flow ->> 'unique' AND u.job_id = $1;
-            PERFORM skiplock._let_go(jsonb_build_array(v_flow || jsonb_build_object('id', $1)), true, true);
+            PERFORM skiplock._let_go(jsonb_build_array(v_flow || jsonb_build_object('id', $1)), true, false);
         END IF;
     END IF;
     RETURN NEXT;

@@ -1,7 +1,7 @@
 -- Enqueue jobs of which some have rules: like enqueue_many, with one more array; answers each job's id and whether it is new.
 --   {"unique": {"key": text, "on_conflict": keep|replace|reschedule|raise, "period": seconds, "hold": seconds, "longest": seconds},
 --    "limits": [{"key": text, "slots": n} | {"key": text, "rate": n, "per": seconds, "burst": n}, …],
---    "order": hold|skip, "fair": text, "weight": n, "expires": seconds from now | point in time}
+--    "order": hold|skip (of the first limit, which has one slot), "fair": text, "weight": n, "expires": seconds from now | point in time}
 -- `admits`: let jobs in at once that their limits allow. Only for a transaction that ends with this statement: nobody else
 -- lets jobs in until then.
 -- Of these a row keeps, in `flow`: unique (the key, with its period), hold, limits, order, fair, weight.
@@ -81,7 +81,8 @@ BEGIN
         INSERT INTO skiplock.jobs_waiting
             (id, position, enqueued_at, run_at, attempt, max_attempts, priority, state, queue, task, args, tags, meta, options, flow,
              expires_at, blocked_on)
-        SELECT x.id, CASE WHEN x.due > v_now THEN NULL WHEN x.place IS NOT NULL THEN x.place WHEN x.attempt IS NULL THEN x.id ELSE nextval('skiplock.job_numbers') END,
+        SELECT x.id, CASE WHEN x.due > v_now THEN NULL WHEN x.place IS NOT NULL THEN x.place
+                          WHEN x.attempt IS NULL OR x.rules ? 'order' THEN x.id ELSE nextval('skiplock.job_numbers') END,
                x.since, x.due, coalesce(x.attempt, 0), x.max_attempts, x.priority,
                CASE WHEN x.due > v_now THEN 'scheduled' ELSE 'blocked' END, x.queue, x.task, x.args, x.tags, x.meta, x.options,
                x.rules, x.expires_at, CASE WHEN x.due > v_now THEN NULL ELSE x.rules -> 'limits' -> 0 ->> 'key' END
@@ -100,7 +101,7 @@ BEGIN
     IF v_blocked AND admits THEN
         PERFORM skiplock.admit();
     ELSIF v_blocked THEN
-        v_due := v_now;
+        PERFORM skiplock._ring_admitter();
     END IF;
     IF v_due IS NOT NULL THEN
         PERFORM skiplock._ring_timer(v_due);
@@ -130,8 +131,11 @@ BEGIN
         v_problem := format('unique %s: period must be at least 1 second, hold and longest not negative, none of them more than 100 years', flow -> 'unique');
     ELSIF flow ? 'limits' AND (jsonb_typeof(flow -> 'limits') <> 'array' OR jsonb_array_length(flow -> 'limits') NOT BETWEEN 1 AND 8) THEN
         v_problem := 'limits: must be a list of 1 to 8 rules';
-    ELSIF flow ? 'order' AND (flow ->> 'order' NOT IN ('hold', 'skip') OR NOT flow ? 'limits') THEN
-        v_problem := format('order %L: must be hold or skip, and needs a limit with one slot', flow ->> 'order');
+    ELSIF jsonb_typeof(flow -> 'limits') = 'array'
+          AND (SELECT count(*) <> count(DISTINCT l ->> 'key') FROM jsonb_array_elements(flow -> 'limits') l) THEN
+        v_problem := 'limits: a key is there twice';
+    ELSIF flow ? 'order' AND (flow ->> 'order' NOT IN ('hold', 'skip') OR (flow -> 'limits' -> 0 ->> 'slots') IS DISTINCT FROM '1') THEN
+        v_problem := format('order %L: must be hold or skip, and needs a first limit with one slot', flow ->> 'order');
     ELSIF length(flow ->> 'fair') NOT BETWEEN 1 AND 200 THEN
         v_problem := 'fair: a key has 1 to 200 characters';
     ELSIF (flow ->> 'weight')::float8 NOT BETWEEN 0.01 AND 1000 THEN
@@ -139,8 +143,8 @@ BEGIN
     END IF;
     IF v_problem IS NULL AND flow ? 'limits' THEN
         FOR v_limit IN SELECT * FROM jsonb_array_elements(flow -> 'limits') LOOP
-            IF coalesce(length(v_limit ->> 'key') NOT BETWEEN 1 AND 400, true) THEN
-                v_problem := 'limits: a key has 1 to 400 characters';
+            IF coalesce(length(v_limit ->> 'key') NOT BETWEEN 1 AND 401, true) THEN
+                v_problem := 'limits: a key has 1 to 401 characters';
             ELSIF NOT (v_limit ? 'slots') AND NOT (v_limit ? 'rate') THEN
                 v_problem := format('limits %s: needs slots, or rate and per', v_limit);
             ELSIF coalesce((v_limit ->> 'slots')::float8, 1) NOT BETWEEN 1 AND 1000000 THEN

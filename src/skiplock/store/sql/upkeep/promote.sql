@@ -30,9 +30,7 @@ BEGIN
         RETURNING w.*
     ), placed AS (
         SELECT nextval('skiplock.job_numbers') AS place,
-               -- Under limits, unless it has kept its slots: it stands in line for them.
-               g.flow ? 'limits' AND NOT EXISTS (
-                   SELECT FROM skiplock.slots s WHERE s.key = g.flow -> 'limits' -> 0 ->> 'key' AND s.job_id = g.id) IS TRUE AS held,
+               CASE WHEN g.flow ? 'limits' THEN skiplock._line(g.flow, g.id) END AS line,
                g.*
         FROM (SELECT * FROM gone ORDER BY gone.run_at, gone.id) g
     ), fair AS (
@@ -40,7 +38,7 @@ BEGIN
             SELECT array_agg(p.id ORDER BY p.place) AS ids, array_agg(p.queue ORDER BY p.place) AS queues,
                    array_agg(p.priority ORDER BY p.place) AS priorities, array_agg(p.flow ->> 'fair' ORDER BY p.place) AS keys,
                    array_agg(coalesce((p.flow ->> 'weight')::float8, 1) ORDER BY p.place) AS weights
-            FROM placed p WHERE p.flow ? 'fair') a,
+            FROM placed p WHERE p.flow ? 'fair' AND p.line IS NULL) a,
             LATERAL skiplock._fair_places(a.ids, a.queues, a.priorities, a.keys, a.weights) f
         WHERE a.ids IS NOT NULL
     ), entered AS (
@@ -50,17 +48,18 @@ BEGIN
         SELECT p.id, CASE WHEN p.flow ? 'fair' THEN (SELECT f.place FROM fair f WHERE f.id = p.id) ELSE p.place END,
                p.lease, p.enqueued_at, p.run_at, p.attempt, p.max_attempts, p.priority, p.losses, 'ready',
                p.queue, p.task, p.args, p.tags, p.meta, p.options, p.error, p.flow, p.expires_at
-        FROM placed p WHERE p.held IS NOT TRUE
+        FROM placed p WHERE p.line IS NULL
         RETURNING j.queue
     ), stopped AS (
         INSERT INTO skiplock.jobs_waiting
             (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args,
              tags, meta, options, error, flow, expires_at, blocked_on)
-        SELECT p.id, p.place, p.lease, p.enqueued_at, p.run_at, p.attempt, p.max_attempts, p.priority, p.losses, 'blocked',
-               p.queue, p.task, p.args, p.tags, p.meta, p.options, p.error, p.flow, p.expires_at, p.flow -> 'limits' -> 0 ->> 'key'
-        FROM placed p WHERE p.held
+        SELECT p.id, CASE WHEN p.flow ? 'order' THEN p.id ELSE p.place END,
+               p.lease, p.enqueued_at, p.run_at, p.attempt, p.max_attempts, p.priority, p.losses, 'blocked',
+               p.queue, p.task, p.args, p.tags, p.meta, p.options, p.error, p.flow, p.expires_at, p.line
+        FROM placed p WHERE p.line IS NOT NULL
     ), nudged AS (
-        INSERT INTO skiplock.nudges (key) SELECT DISTINCT p.flow -> 'limits' -> 0 ->> 'key' FROM placed p WHERE p.held
+        INSERT INTO skiplock.nudges (key) SELECT DISTINCT p.line FROM placed p WHERE p.line IS NOT NULL
     )
     SELECT count(*)::integer, (SELECT array_agg(DISTINCT e.queue) FROM entered e), max(p.run_at) INTO moved, v_queues, v_last FROM placed p;
     upto := CASE WHEN moved < $1 THEN 0 ELSE extract(epoch FROM v_last - v_now) END;

@@ -35,6 +35,7 @@ END $$;
 --   waiting    queues of mine that have a ready job (the safety poll behind the bell)
 --   suspects   ready jobs that were lost with a worker once (1) or more often (2)
 --   cancelled  running jobs of mine that someone wants cancelled
+--   fire_in    seconds until someone must look at the schedules, negative if overdue; NULL: never (upkeep/schedules.sql)
 --   rescued    lost workers whose jobs were given back just now (the leader does that): [{worker, name, silent_for, jobs}]
 -- `asleep`: this worker relies on the bells of its queues; they are armed again if another worker took them down, and the
 -- safety poll is made (a busy worker claims anyway). `sweep`: also look for running rows of workers that are not registered.
@@ -48,7 +49,7 @@ CREATE OR REPLACE FUNCTION skiplock.beat(
     lane_queues text[] DEFAULT NULL, lane_priorities smallint[] DEFAULT NULL, lane_positions bigint[] DEFAULT NULL,
     watched float8 DEFAULT NULL
 ) RETURNS TABLE (
-    known boolean, leader boolean, due_in float8, waiting text[], suspects integer, cancelled bigint[], rescued json
+    known boolean, leader boolean, due_in float8, waiting text[], suspects integer, cancelled bigint[], rescued json, fire_in float8
 )
 LANGUAGE plpgsql
 SET jit = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
@@ -87,6 +88,7 @@ BEGIN
         SELECT CASE WHEN bool_or(s.losses > 1) THEN 2 WHEN count(*) > 0 THEN 1 ELSE 0 END INTO suspects
         FROM (SELECT r.losses FROM skiplock.jobs_ready r WHERE r.queue = ANY ($4) AND r.losses > 0 LIMIT 1000) s;
     END IF;
+    fire_in := skiplock._schedules_due_in(leader);
     cancelled := ARRAY(SELECT c.job_id FROM skiplock.cancellations c WHERE c.worker = $1);
     RETURN NEXT;
 END $$;

@@ -6,7 +6,7 @@
 -- `lease` is drawn by the caller (63 random bits), so that a claim whose answer was lost in a cut connection can be given
 -- back by it (release_claim), and so that no crash or failover can make the fence repeat.
 --
--- The rows are picked by an uncorrelated ARRAY(…) subselect: it runs exactly once and locks no more than was asked for.
+-- The rows are picked by one aggregate: it runs exactly once and locks no more than was asked for.
 -- A bare `IN (SELECT … LIMIT)` may be run twice by the planner. The planner settings keep that plan whatever the
 -- statistics say: these tables turn over within seconds, so there never are good ones.
 CREATE OR REPLACE FUNCTION skiplock.claim(
@@ -30,23 +30,27 @@ AS $$
 DECLARE
     v_now timestamptz := skiplock.now();
     v_places tid[];
+    v_limited text[];
 BEGIN
     IF $6 IS NULL THEN
-        v_places := ARRAY(
-            SELECT picked.place
-            FROM unnest($3, $4) AS q (queue, room),
+        SELECT array_agg(picked.place), array_agg(DISTINCT q.queue) FILTER (WHERE q.limited) INTO v_places, v_limited
+        FROM unnest($3, $4) AS u (queue, room) LEFT JOIN skiplock.queues p ON p.name = u.queue,
+                 LATERAL (SELECT u.queue, p.slots IS NOT NULL AS limited,
+                                 CASE WHEN p.paused_at IS NOT NULL THEN 0
+                                      WHEN p.slots IS NOT NULL THEN skiplock._queue_room(u.queue, u.room) ELSE u.room END AS room OFFSET 0) q,
                  LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
                           WHERE r.queue = q.queue AND r.losses = 0 AND r.task = ANY ($5)
                             AND (r.expires_at IS NULL OR r.expires_at > v_now)
                           ORDER BY r.priority DESC, r.position
                           LIMIT q.room FOR UPDATE SKIP LOCKED) picked
-            WHERE q.room > 0
-              AND NOT EXISTS (SELECT FROM skiplock.queues p WHERE p.name = q.queue AND p.paused_at IS NOT NULL));
+        WHERE u.room > 0;
     ELSE
         -- Nested loops pull one lane after the other, and the outer limit stops them: what is not needed is not locked.
-        v_places := ARRAY(
-            SELECT picked.place
-            FROM unnest($3, $4) AS q (queue, room),
+        SELECT array_agg(picked.place), array_agg(DISTINCT q.queue) FILTER (WHERE q.limited) INTO v_places, v_limited
+        FROM unnest($3, $4) AS u (queue, room) LEFT JOIN skiplock.queues p ON p.name = u.queue,
+                 LATERAL (SELECT u.queue, p.slots IS NOT NULL AS limited,
+                                 CASE WHEN p.paused_at IS NOT NULL THEN 0
+                                      WHEN p.slots IS NOT NULL THEN skiplock._queue_room(u.queue, u.room) ELSE u.room END AS room OFFSET 0) q,
                  LATERAL (SELECT seen.place
                           FROM unnest($6, $7, $8) AS lane (queue, priority, position),
                                LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
@@ -57,17 +61,41 @@ BEGIN
                                         LIMIT q.room FOR UPDATE SKIP LOCKED) seen
                           WHERE lane.queue = q.queue
                           LIMIT q.room) picked
-            WHERE q.room > 0
-              AND NOT EXISTS (SELECT FROM skiplock.queues p WHERE p.name = q.queue AND p.paused_at IS NOT NULL));
+        WHERE u.room > 0;
     END IF;
-    IF v_places = '{}' THEN
+    IF v_places IS NULL THEN
         RETURN;
     END IF;
-    RETURN QUERY SELECT * FROM skiplock._start($1, $2, v_places, v_now);
+    RETURN QUERY SELECT * FROM skiplock._start($1, $2, v_places, v_now, v_limited);
 END $$;
 
--- Move these ready rows (locked by the caller) to running: the attempt is spent here.
-CREATE OR REPLACE FUNCTION skiplock._start(worker bigint, lease bigint, places tid[], at timestamptz)
+-- How many more may start in a queue with slots of its own, at most `room`. One at a time finds out, who holds the queue's row until
+-- the jobs it takes are seen to run: others get nothing meanwhile.
+CREATE OR REPLACE FUNCTION skiplock._queue_room(queue text, room integer) RETURNS bigint
+LANGUAGE plpgsql
+SET jit = off SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_slots bigint;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN 0;  -- an old snapshot does not show what others have started
+    END IF;
+    SELECT p.slots INTO v_slots FROM skiplock.queues p WHERE p.name = $1 FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    IF v_slots IS NULL THEN
+        RETURN $2;  -- lifted this moment
+    END IF;
+    RETURN least($2, v_slots - (
+        SELECT count(*) FROM (SELECT FROM skiplock.jobs_running r WHERE r.flow ? 'in_queue' AND r.flow ->> 'in_queue' = $1 LIMIT v_slots) n));
+END $$;
+
+-- Move these ready rows (locked by the caller) to running: the attempt is spent here. `limited`: queues with slots of their own;
+-- their jobs say so in their flow, for whoever ends them.
+CREATE OR REPLACE FUNCTION skiplock._start(worker bigint, lease bigint, places tid[], at timestamptz, limited text[] DEFAULT NULL)
 RETURNS TABLE (
     id bigint, job_lease bigint, queue text, priority smallint, "position" bigint, task text, args json, attempt integer,
     max_attempts integer, losses smallint, enqueued_at timestamptz, meta json, options json
@@ -85,7 +113,9 @@ BEGIN
             (id, position, lease, worker, enqueued_at, run_at, started_at, attempt, max_attempts, priority, losses, state,
              queue, task, args, tags, meta, options, error, flow, expires_at)
         SELECT g.id, g.position, $2, $1, g.enqueued_at, g.run_at, $4, g.attempt + 1, g.max_attempts, g.priority, g.losses,
-               'running', g.queue, g.task, g.args, g.tags, g.meta, g.options, g.error, g.flow, g.expires_at
+               'running', g.queue, g.task, g.args, g.tags, g.meta, g.options, g.error,
+               CASE WHEN g.queue = ANY ($5) THEN coalesce(g.flow, '{}') || jsonb_build_object('in_queue', g.queue)
+                    WHEN g.flow ? 'in_queue' THEN nullif(g.flow - 'in_queue', '{}') ELSE g.flow END, g.expires_at
         FROM gone g
         RETURNING j.id, j.lease, j.queue, j.priority, j.position, j.task,
                   coalesce(j.args, (SELECT p.args FROM skiplock.payloads p WHERE p.job_id = j.id)), -- a look only where it is NULL
@@ -107,22 +137,25 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_places tid[];
+    v_limited text[];
 BEGIN
-    v_places := ARRAY(
-        SELECT picked.place
-        FROM unnest($3, $4) AS q (queue, room),
+    SELECT array_agg(p.place), array_agg(DISTINCT p.queue) FILTER (WHERE p.limited) INTO v_places, v_limited FROM (
+        SELECT picked.place, q.queue, q.limited
+        FROM unnest($3, $4) AS u (queue, room) LEFT JOIN skiplock.queues p ON p.name = u.queue,
+             LATERAL (SELECT u.queue, p.slots IS NOT NULL AS limited,
+                             CASE WHEN p.paused_at IS NOT NULL THEN 0
+                                  WHEN p.slots IS NOT NULL THEN skiplock._queue_room(u.queue, u.room) ELSE u.room END AS room OFFSET 0) q,
              LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
                       WHERE r.queue = q.queue AND r.losses > 0 AND r.task = ANY ($5)
                         AND CASE WHEN $6 THEN r.losses > 1 ELSE r.losses = 1 END
                       ORDER BY r.position
                       LIMIT q.room FOR UPDATE SKIP LOCKED) picked
-        WHERE q.room > 0
-          AND NOT EXISTS (SELECT FROM skiplock.queues p WHERE p.name = q.queue AND p.paused_at IS NOT NULL)
-        LIMIT CASE WHEN $6 THEN 1 END);
-    IF v_places = '{}' THEN
+        WHERE u.room > 0
+        LIMIT CASE WHEN $6 THEN 1 END) p;
+    IF v_places IS NULL THEN
         RETURN;
     END IF;
-    RETURN QUERY SELECT * FROM skiplock._start($1, $2, v_places, skiplock.now());
+    RETURN QUERY SELECT * FROM skiplock._start($1, $2, v_places, skiplock.now(), v_limited);
 END $$;
 
 -- Give back a claim whose answer never arrived: whatever runs under that lease was not started. Returns how many.

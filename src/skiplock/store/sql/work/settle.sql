@@ -213,7 +213,7 @@ BEGIN
         FROM gone g JOIN unnest($1, $2, $3, $4) AS u (id, lease, delay, error) ON u.id = g.id AND u.lease = g.lease
         RETURNING j.id, j.run_at, j.flow
     )
-    SELECT array_agg(m.id), min(m.run_at), (SELECT count(*) FROM gone), jsonb_agg(m.flow || jsonb_build_object('id', m.id)) FILTER (WHERE m.flow ? 'limits')
+    SELECT array_agg(m.id), min(m.run_at), (SELECT count(*) FROM gone), jsonb_agg(m.flow || jsonb_build_object('id', m.id)) FILTER (WHERE m.flow ?| '{limits,in_queue}')
     INTO v_moved, v_due, v_rows, v_flows FROM moved m;
     PERFORM skiplock._check_twice(v_moved, v_rows);
     IF v_due IS NOT NULL THEN
