@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.model.caller import Compared, Fate
 from tests.model.reality import NAMES
-from tests.model.reference import NewJob
+from tests.model.values import NewJob
 
 F = TypeVar("F", bound=Callable[..., None])
 LOST_AFTER, DUTY_FOR = 9, 8

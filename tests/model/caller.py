@@ -11,7 +11,8 @@ from typing import ClassVar, TypeVar
 from hypothesis.stateful import RuleBasedStateMachine
 
 from tests.model.reality import Reality
-from tests.model.reference import FRESH, Job, Outcome, Pair, Tables
+from tests.model.reference import Tables
+from tests.model.values import FRESH, Job, Outcome, Pair
 
 A = TypeVar("A")
 T = TypeVar("T")

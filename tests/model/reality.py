@@ -10,7 +10,8 @@ from typing import Any
 
 import psycopg
 
-from tests.model.reference import Beat, Job, Kept, NewJob, Outcome, Pair, Tables, Worker
+from tests.model.reference import Tables
+from tests.model.values import Beat, Job, Kept, NewJob, Outcome, Pair, Worker
 from tests.support.databases import connect
 from tests.support.verbs import Verbs
 

@@ -9,7 +9,8 @@ from hypothesis.stateful import initialize
 
 from tests.model.actions import FATE, LOST_AFTER, NEW, PICK, ROOMS, VERDICT, action, some_caller, some_held
 from tests.model.caller import Caller, Compared, Fate
-from tests.model.reference import Job, NewJob, Outcome, Pair, Tables
+from tests.model.reference import Tables
+from tests.model.values import Job, NewJob, Outcome, Pair
 
 
 class ProducerRules(Compared):
