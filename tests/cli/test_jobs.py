@@ -113,7 +113,8 @@ def test_what_holds_a_job_up_and_which_key_it_has(invoke, app, dsn):
     limits = [Concurrency("to:{to}", 1)]
     mail = app.tasks["mail"].using(unique=True, limits=limits, fair_key="{to}", weight=2, expires="1h")
     first, second = mail.enqueue(to="ann"), mail.using(unique=Unique(by="the second", period="1h")).enqueue(to="ann")
-    shown, listed = " ".join(invoke("jobs", "show", second.id).out.split()), invoke("jobs", "list").out
+    shown = " ".join(invoke("jobs", "show", second.id).out.split())
+    listed = invoke("jobs", "list", COLUMNS="200").out
     for text in (
         "unique the second, one in",
         "waits for to:{to} = to:ann",

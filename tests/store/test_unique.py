@@ -1,70 +1,27 @@
-"""Unique keys in the database: who has one, what an enqueue that meets it does, when it comes free; and two connections at once.
+"""Unique keys in the database: who has one, what an enqueue that meets it does, when it comes free.
 
-Kinds: a holder that rolls back or has just finished (CONC-09, CONC-11, CONC-12), batches in opposite order (DB-53, DB-55), replaced
-data dropped without a word (CONC-30), windows on one key (CONC-31), a job in conflict with itself or one conflict that stops a whole
-batch (CONC-28, CONC-29, CONC-32), keys held for ever by what has ended (CONC-23, CONC-43, CONC-53). Stale results and rescue are
-those of all jobs; CONC-41, a log of enqueues, is not kept here.
+Kinds: replaced data dropped without a word (CONC-30), windows on one key (CONC-31), a job in conflict with itself or one conflict that
+stops a whole batch (CONC-28, CONC-29, CONC-32), keys held for ever by what has ended (CONC-23, CONC-43, CONC-53). Stale results and
+rescue are those of all jobs; CONC-41, a log of enqueues, is not kept here. Two at once: test_unique_races.py.
 """
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
-from tests.support import connect, eventually
+from tests.support.uniques import add, check, holders, run
 from tests.support.verbs import Verbs, failure, open_verbs, verdict
-
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-SEPARATOR = "\x1f"
 
 
 @pytest.fixture
 def db(fresh_dsn: str) -> Iterator[Verbs]:
     with open_verbs(fresh_dsn) as verbs:
         yield verbs
-
-
-def add(db: Verbs, *keys: str | None, on_conflict: str = "keep", args: Sequence[str] | None = None, **options: Any) -> list[tuple[int, bool]]:  # fmt: skip
-    """Enqueue one job a key; `options` are further ones of `unique`, or arrays for enqueue_flow if they are lists."""
-    arrays = {name: value for name, value in options.items() if isinstance(value, list)}
-    rules = {name: value for name, value in options.items() if not isinstance(value, list)}
-    others = rules.pop("others", {})
-    flows = [
-        None if key is None else json.dumps({"unique": {"key": key, "on_conflict": on_conflict} | rules} | others)
-        for key in keys
-    ]
-    size = len(keys)
-    more = "".join(f", {name} => %s" for name in arrays)
-    sql = f"SELECT id, is_new FROM skiplock.enqueue_flow(%s, %s::json[], %s, %s::jsonb[]{more})"
-    found = db.rows(sql, ["t"] * size, args or ["{}"] * size, ["default"] * size, flows, *arrays.values())
-    return [(row.id, row.is_new) for row in found]
-
-
-def holders(db: Verbs) -> dict[str, int]:
-    return {row.key: row.job_id for row in db.rows("SELECT key, job_id FROM skiplock.uniques WHERE free_at IS NULL")}
-
-
-def live(db: Verbs) -> dict[str, list[int]]:
-    """The jobs of each key that have not ended."""
-    found: dict[str, list[int]] = {}
-    for row in db.rows("SELECT flow ->> 'unique' AS key, id FROM skiplock.jobs WHERE flow ? 'unique' AND state NOT IN ('completed', 'cancelled', 'dead')"):  # fmt: skip
-        found.setdefault(row.key, []).append(row.id)
-    return found
-
-
-def check(db: Verbs) -> None:
-    """Exactly one live job a held key, and no held key without one."""
-    assert live(db) == {key: [job] for key, job in holders(db).items()}
-
-
-def run(db: Verbs, number: int = 100) -> list[Any]:
-    return db.claim(db.register(), number)
 
 
 # -- policies ---------------------------------------------------------------------------------------------------------
@@ -306,14 +263,21 @@ def test_who_is_to_run_again_keeps_its_key(db: Verbs, what: str) -> None:
 def test_a_period_is_held_until_it_is_over(db: Verbs) -> None:
     db.rows("CREATE OR REPLACE FUNCTION skiplock.now() RETURNS timestamptz LANGUAGE sql AS $$ SELECT timestamptz '2030-01-01 10:59:00Z' $$")  # fmt: skip
     first = end(db, "completed", period=3600)
-    assert add(db, "a", period=3600) == [(first, False)]
+    assert add(db, "a", period=3600) == add(db, "a", period=3600.0) == [(first, False)]
     [(short, new)] = add(db, "a", period=60)
     assert new and add(db, "a")[0][1], "another window is another key"
     db.rows("CREATE OR REPLACE FUNCTION skiplock.now() RETURNS timestamptz LANGUAGE sql AS $$ SELECT timestamptz '2030-01-01 11:00:00Z' $$")  # fmt: skip
     [(second, new)] = add(db, "a", period=3600)
     assert new, "though the short one still waits"
-    assert add(db, f"a{SEPARATOR}3600{SEPARATOR}0")[0][1]
     assert db.state(short) == "ready" and db.state(second) == "ready"
+    check(db)
+
+
+def test_windows_of_two_lengths_do_not_block_each_other(db: Verbs) -> None:
+    """Nor one of them a key without. To see it fail: leave the length out of the key, in `_unique_keys`."""
+    db.rows("CREATE OR REPLACE FUNCTION skiplock.now() RETURNS timestamptz LANGUAGE sql AS $$ SELECT timestamptz '1970-01-01 00:00:30Z' $$")  # fmt: skip
+    assert [add(db, "a", period=60)[0][1], add(db, "a", period=3600)[0][1], add(db, "a")[0][1]] == [True] * 3
+    assert not add(db, "a", period=3600)[0][1]
     check(db)
 
 
@@ -423,181 +387,3 @@ def test_one_job_through_sql(db: Verbs) -> None:
     assert db.job(job).args == {"n": 2} and db.job(job).flow == {"unique": "document 5", "hold": 60}
     with pytest.raises(psycopg.Error, match="unique: a key has 1 to 400"):
         db.rows("SELECT * FROM skiplock.enqueue_unique('t', '')")
-
-
-# -- two at once ------------------------------------------------------------------------------------------------------
-
-
-class Another:
-    """Another connection, whose statement may have to wait."""
-
-    def __init__(self, dsn: str) -> None:
-        self.dsn = dsn
-        self.threads = ThreadPoolExecutor(4)
-
-    def add(self, *keys: str | None, **options: Any) -> Future[list[tuple[int, bool]]]:
-        def act() -> list[tuple[int, bool]]:
-            with open_verbs(self.dsn) as other:
-                return add(other, *keys, **options)
-
-        return self.threads.submit(act)
-
-
-@pytest.fixture
-def another(fresh_dsn: str) -> Iterator[Another]:
-    found = Another(fresh_dsn)
-    yield found
-    found.threads.shutdown()
-
-
-@pytest.mark.parametrize("on_conflict", ["keep", "replace", "raise"])
-@pytest.mark.parametrize("commits", [True, False])
-def test_an_insert_waits_for_one_that_is_under_way(
-    db: Verbs, fresh_dsn: str, another: Another, commits: bool, on_conflict: str
-) -> None:
-    """And answers honestly: the job that is there then. To see it fail: look whether the key is there before inserting it."""
-    holder = psycopg.connect(fresh_dsn)
-    [(job, _)] = add(Verbs(holder), "a", args=['{"n": 1}'])
-    waiting = another.add("a", on_conflict=on_conflict, args=['{"n": 2}'])
-    eventually(lambda: db.value(WAITING) == 1)
-    holder.commit() if commits else holder.rollback()
-    holder.close()
-    if commits and on_conflict == "raise":
-        with pytest.raises(psycopg.Error, match=f"that of job {job}"):
-            waiting.result(20)
-    else:
-        [(found, new)] = waiting.result(20)
-        assert (found == job, new) == (commits, not commits)
-        assert db.job(found).args == {"n": 1 if commits and on_conflict == "keep" else 2}
-    assert db.count() == 1
-    check(db)
-
-
-@pytest.mark.parametrize("hold", [0, 30])
-@pytest.mark.parametrize("commits", [True, False])
-def test_an_insert_waits_for_an_end_that_is_under_way(
-    db: Verbs, fresh_dsn: str, another: Another, commits: bool, hold: int
-) -> None:
-    [(job, _)] = add(db, "a", hold=hold)
-    [claimed] = run(db)
-    holder = psycopg.connect(fresh_dsn)
-    Verbs(holder).rows("SELECT skiplock.complete(%s, %s)", job, claimed.lease)
-    waiting = another.add("a")
-    eventually(lambda: db.value(WAITING) == 1)
-    holder.commit() if commits else holder.rollback()
-    holder.close()
-    [(found, new)] = waiting.result(20)
-    assert new is (commits and not hold) and (found != job) is new
-    check(db)
-
-
-@pytest.mark.parametrize("on_conflict", ["keep", "replace", "reschedule"])
-def test_an_open_transaction_of_a_producer_holds_up_no_worker(db: Verbs, fresh_dsn: str, on_conflict: str) -> None:
-    """To see it fail: INSERT … ON CONFLICT DO UPDATE, or FOR UPDATE of live keys, in `_take_unique`."""
-    [(job, _)] = add(db, "a")
-    [claimed] = run(db)
-    with psycopg.connect(fresh_dsn) as producer:
-        assert add(Verbs(producer), "a", on_conflict=on_conflict) == [(job, False)]
-        db.rows("SET lock_timeout = '2s'")
-        assert db.settle(completed=[claimed]) == []
-        assert add(db, "a")[0][1]
-    check(db)
-
-
-@pytest.mark.parametrize("ends", ["claimed", "promoted", "cancelled", "claim undone"])
-def test_who_replaces_waits_for_whoever_is_moving_the_job(
-    db: Verbs, fresh_dsn: str, another: Another, ends: str
-) -> None:
-    """Else its arguments were lost without a word, though the job never ran with them.
-
-    To see it fail: SKIP LOCKED in `_take_out`.
-    """
-    [(job, _)] = add(db, "a", args=['{"n": 1}'], **({"delays": [0.01]} if ends == "promoted" else {}))
-    eventually(lambda: ends != "promoted" or db.value("SELECT run_at < skiplock.now() FROM skiplock.jobs"))
-    mover = psycopg.connect(fresh_dsn)
-    sql = {"promoted": "SELECT skiplock.promote()", "cancelled": f"SELECT skiplock.cancel({job})"}
-    Verbs(mover).rows(sql.get(ends, "SELECT skiplock.claim(1, 7, '{default}', '{9}', '{t}')"))
-    waiting = another.add("a", on_conflict="replace", args=['{"n": 2}'])
-    eventually(lambda: db.value(WAITING) == 1)
-    mover.rollback() if ends == "claim undone" else mover.commit()
-    mover.close()
-    [(found, new)] = waiting.result(20)
-    assert (found != job, new) == ((True, True) if ends == "cancelled" else (False, False))
-    assert db.job(found).args == {"n": 1 if ends == "claimed" else 2}
-    check(db)
-
-
-@pytest.mark.parametrize("on_conflict", ["keep", "replace"])
-def test_two_batches_in_opposite_order_never_wait_for_each_other(
-    db: Verbs, fresh_dsn: str, another: Another, on_conflict: str
-) -> None:
-    """Nor for a settle of the same keys. To see it fail: take the keys, or the jobs, in the order of the rows."""
-    keys = [f"k{number}" for number in range(300)]
-    if on_conflict == "replace":
-        add(db, *keys, delays=[60.0] * len(keys))
-    stop = threading.Event()
-
-    def work() -> int:
-        done = 0
-        with open_verbs(fresh_dsn) as other:
-            worker = other.register()
-            while not stop.is_set():
-                jobs = sorted(other.claim(worker, 100))
-                assert other.settle(completed=jobs) == []
-                done += len(jobs)
-        return done
-
-    working = [another.threads.submit(work) for _ in range(2)]
-    try:
-        for _ in range(12):
-            batches = [another.add(*order, on_conflict=on_conflict) for order in (keys, keys[::-1])]
-            for batch in batches:
-                assert len(batch.result(30)) == len(keys)
-    finally:
-        stop.set()
-    assert sum(worker.result(30) for worker in working) > 0
-    check(db)
-
-
-def test_two_who_replace_in_opposite_order_meet_at_the_first_key(db: Verbs, fresh_dsn: str, another: Another) -> None:
-    """To see it fail: go through the keys by `nth` in `_unique_owners`."""
-    [(first, _), (second, _)] = add(db, "z", "a", delays=[60.0, 60.0])
-    with connect(fresh_dsn) as gate, gate.transaction():
-        gate.execute("SELECT FROM skiplock.jobs_waiting WHERE id = %s FOR UPDATE", [second])
-        batches = [another.add(*order, on_conflict="replace") for order in (("z", "a"), ("a", "z"))]
-        eventually(lambda: db.value(WAITING) == 2)
-        assert gate.execute("SELECT id FROM skiplock.jobs_waiting WHERE id = %s FOR UPDATE NOWAIT", [first]).fetchone()
-    assert [sorted(batch.result(20)) for batch in batches] == [[(first, False), (second, False)]] * 2
-    check(db)
-
-
-@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_in_stricter_transactions_of_the_caller_no_key_is_lost(db: Verbs, fresh_dsn: str, level: str) -> None:
-    """They see the key of a job that has ended meanwhile beside the one they take. To see it fail: read all keys in the last
-    statement of `_take_unique`, without regard to those just taken."""
-    end_later = add(db, "a")[0][0]
-    [claimed] = run(db)
-    with psycopg.connect(fresh_dsn) as guest:
-        guest.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
-        guest.execute("SELECT FROM skiplock.jobs_waiting")
-        db.settle(completed=[claimed])
-        [(job, new)] = add(Verbs(guest), "a")
-        assert new and job != end_later
-    check(db)
-    with psycopg.connect(fresh_dsn) as guest:
-        guest.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
-        guest.execute("SELECT FROM skiplock.jobs_waiting")
-        add(db, "b")
-        with pytest.raises(psycopg.errors.SerializationFailure):
-            add(Verbs(guest), "b")
-    check(db)
-
-
-def test_a_rollback_takes_everything_back(db: Verbs, fresh_dsn: str) -> None:
-    [(job, _)] = add(db, "a", args=['{"n": 1}'], delays=[60.0])
-    before = db.job(job)
-    with psycopg.connect(fresh_dsn) as guest:
-        assert add(Verbs(guest), "a", "b", on_conflict="replace", args=['{"n": 2}', "{}"])[0] == (job, False)
-        guest.rollback()
-    assert db.job(job) == before and db.count() == 1
-    check(db)

@@ -82,12 +82,12 @@ CASES = {
     "16 clients in opposite order": (
         "chaos/test_injected_errors.py::test_clients_in_opposite_order_never_meet_a_deadlock",
         "store/test_lock_order.py::test_arming_and_disarming_lock_in_one_order",
-        "store/test_unique.py::test_two_batches_in_opposite_order_never_wait_for_each_other",
+        "store/test_unique_races.py::test_two_batches_in_opposite_order_never_wait_for_each_other",
         "chaos/test_unique.py::test_there_is_one_live_job_a_key_at_any_time",
     ),
     "17 a unique insert waits for a holder": (
-        "store/test_unique.py::test_an_insert_waits_for_one_that_is_under_way",
-        "store/test_unique.py::test_an_insert_waits_for_an_end_that_is_under_way",
+        "store/test_unique_races.py::test_an_insert_waits_for_one_that_is_under_way",
+        "store/test_unique_races.py::test_an_insert_waits_for_an_end_that_is_under_way",
         "walk/test_unique.py::test_in_the_callers_transaction",
     ),
     "18 twenty claimers, the worst plan": (

@@ -69,7 +69,7 @@ CREATE OR REPLACE FUNCTION skiplock._unique_keys(flows jsonb[], at timestamptz) 
 LANGUAGE sql STABLE
 AS $$
     SELECT array_agg(CASE WHEN u.flow -> 'unique' ? 'period'
-                          THEN (u.flow -> 'unique' ->> 'key') || E'\x1f' || (u.flow -> 'unique' ->> 'period') || E'\x1f'
+                          THEN (u.flow -> 'unique' ->> 'key') || E'\x1f' || (u.flow -> 'unique' ->> 'period')::float8 || E'\x1f'
                                || floor(extract(epoch FROM at) / (u.flow -> 'unique' ->> 'period')::float8)
                           ELSE u.flow -> 'unique' ->> 'key' END ORDER BY u.nth)
     FROM unnest(flows) WITH ORDINALITY AS u (flow, nth)
