@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from skiplock.client import AsyncFace
@@ -18,6 +19,7 @@ from skiplock.core.inspect_value import shown
 from skiplock.core.job import JobRecord, NewJob
 from skiplock.core.outcome import Duration
 from skiplock.core.retry import DEFAULT_BACKOFF, Backoff, RetryMap, RetryRule
+from skiplock.core.room import room_wait
 from skiplock.core.schedule_record import rule_spec
 from skiplock.core.settings import Settings, resolve_dsn, resolve_listen_dsn
 from skiplock.core.size import Size
@@ -35,6 +37,8 @@ from skiplock.desk.find import get_call
 from skiplock.handle import JobHandle
 from skiplock.limits import Limits
 from skiplock.produce.enqueue import enqueue_call, enqueue_flow_call
+from skiplock.queues import Queues
+from skiplock.room import arun_with_room, run_with_room
 from skiplock.schedules import DeclareOptions, ScheduleDecorator, Schedules
 from skiplock.store.call import Call
 from skiplock.store.schema import check_schema
@@ -83,6 +87,7 @@ class Skiplock:
         self.tasks: dict[str, Task[..., Any]] = {}
         self.schedules = Schedules(self)
         self.limits = Limits(self)
+        self.queues = Queues(self)
         self._faces: tuple[SyncFace, AsyncFace] | None = None
 
     # -- declaring tasks -------------------------------------------------------------------------------------------
@@ -219,25 +224,32 @@ class Skiplock:
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    def enqueue_many(self, jobs: Iterable[NewJob], *, connection: object = None) -> list[JobHandle]:
+    def enqueue_many(
+        self, jobs: Iterable[NewJob], *, connection: object = None, wait: Duration | None = None
+    ) -> list[JobHandle]:
         """Store jobs made with `task.job(…)`; handles in the same order.
 
         With `connection`: in its transaction. Without: chunks of 5,000 (or 8 MB), each all or nothing, so that a
-        huge list does not become one huge transaction; give a connection if all must be one.
+        huge list does not become one huge transaction; give a connection if all must be one. `wait`: for room in a
+        bounded queue, altogether so long (not with a connection). Raises QueueFullError; chunks before it are stored.
         """
         handles: list[JobHandle] = []
+        patience = room_wait(wait, connection)
         for chunk in _chunks(jobs):
             call = self._enqueue_call(chunk, connection)
-            stored = self._sync.run(call, connection, verb="enqueue", instead="….aenqueue(…)")
-            handles += stored
+            run = partial(self._sync.run, call, connection, verb="enqueue", instead="….aenqueue(…)")
+            handles += run() if patience is None else run_with_room(run, patience)
         return handles
 
-    async def aenqueue_many(self, jobs: Iterable[NewJob], *, connection: object = None) -> list[JobHandle]:
+    async def aenqueue_many(
+        self, jobs: Iterable[NewJob], *, connection: object = None, wait: Duration | None = None
+    ) -> list[JobHandle]:
         """The async twin of `enqueue_many`."""
         handles: list[JobHandle] = []
+        patience = room_wait(wait, connection)
         for chunk in _chunks(jobs):
-            stored = await self._async.run(self._enqueue_call(chunk, connection), connection)
-            handles += stored
+            run = partial(self._async.run, self._enqueue_call(chunk, connection), connection)
+            handles += await run() if patience is None else await arun_with_room(run, patience)
         return handles
 
     def _enqueue_call(self, jobs: Sequence[NewJob], connection: object) -> Call[list[JobHandle]]:

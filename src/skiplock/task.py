@@ -14,6 +14,7 @@ from skiplock.core.inspect_value import shown
 from skiplock.core.job import MAX_PRIORITY, MIN_PRIORITY, NewJob
 from skiplock.core.outcome import MAX_DELAY, Duration, as_json, seconds
 from skiplock.core.retry import Backoff
+from skiplock.core.room import room_wait
 from skiplock.core.task import TaskSpec
 from skiplock.handle import JobHandle
 from skiplock.work.inline import run_inline
@@ -41,6 +42,7 @@ class Options:
     tags: tuple[str, ...] | None = None
     meta: str | None = None
     flow: Flow = NO_RULES
+    wait: float | None = None
 
 
 class Task(Generic[P, R]):
@@ -89,15 +91,16 @@ class Task(Generic[P, R]):
         """Store a job, in the transaction of `using(connection=…)` or in one of its own.
 
         Raises ArgumentError or OptionError before anything is stored, BlockingCallError inside a running event loop
-        (use `aenqueue`), DatabaseUnavailableError.
+        (use `aenqueue`), QueueFullError if the queue is bounded and full (after `using(wait=…)`), DatabaseUnavailableError.
         """
         job = self._job(args, kwargs)
-        return self._app.enqueue_many([job], connection=self._options.connection)[0]
+        return self._app.enqueue_many([job], connection=self._options.connection, wait=self._options.wait)[0]
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """The async twin of `enqueue`."""
         job = self._job(args, kwargs)
-        return (await self._app.aenqueue_many([job], connection=self._options.connection))[0]
+        options = self._options
+        return (await self._app.aenqueue_many([job], connection=options.connection, wait=options.wait))[0]
 
     def using(
         self,
@@ -117,13 +120,15 @@ class Task(Generic[P, R]):
         fair_key: Key | None = None,
         weight: float | None = None,
         expires: Duration | datetime | None = None,
+        wait: Duration | None = None,
     ) -> Task[P, R]:
         """This task with other settings for the jobs it makes. Repeated calls add up.
 
         `connection`: join its transaction (psycopg, asyncpg, SQLAlchemy, Django). `delay` (seconds, timedelta or text
         like "5m", counted by the database's clock) and `at` (an aware datetime) exclude each other; a time that has
         passed means now. `unique`, `limits`, `fair_key`, `weight`, `expires`: see docs/guides/flow.md; `limits=[]` and
-        `unique=False` lift what the task says. Raises OptionError naming the value.
+        `unique=False` lift what the task says. `wait`: for room in a bounded queue (see `enqueue`), not with `connection`.
+        Raises OptionError naming the value.
         """
         given = Options(
             connection,
@@ -137,12 +142,14 @@ class Task(Generic[P, R]):
             None if tags is None else check_tags(tags),
             None if meta is None else plain_json(dict(meta), "meta", MAX_META_BYTES),
             flow_of(unique, limits, fair_key, weight, expires).over(self._options.flow),
+            None if wait is None else seconds(wait, "wait"),
         )
         check_parameters(given.flow, self.spec.codec.names, self.spec.name)
         changed = {f.name: getattr(given, f.name) for f in fields(Options) if getattr(given, f.name) is not None}
         options = replace(self._options, **changed)
         if options.delay is not None and options.at is not None:
             raise OptionError(f"delay={options.delay!r} and at={options.at.isoformat()}: give one of them")
+        room_wait(options.wait, options.connection)
         return Task(self._app, self.spec, options)
 
     def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:

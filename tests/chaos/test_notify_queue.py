@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from skiplock import JobContext, Skiplock, Task
 from skiplock.cli.root import cli
-from skiplock.desk.act import pause_call, resume_call
 from skiplock.desk.find import list_call, queues_call
+from skiplock.desk.queues import pause_call, resume_call
 from skiplock.store.embedded import EmbeddedServer, start_server
 from skiplock.store.migrate import migrate
 from tests.support.server import SETTINGS, binaries_under_test

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from skiplock import JobNotFoundError, JobState, JobStateError, OptionError, Skiplock
-from skiplock.desk.act import cancel_call, delete_call, pause_call, resume_call, retry_call
+from skiplock.desk.act import cancel_call, delete_call, retry_call
 from skiplock.desk.find import get_call, list_call, queues_call, workers_call
+from skiplock.desk.queues import pause_call, resume_call
 from tests.support.verbs import Claimed, Verbs, at_once, failure, open_verbs, verdict
 
 S = "skiplock"

@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 
 from skiplock import Backoff, JobContext, JobHandle, Skiplock, Snooze
-from skiplock.desk.act import pause_call, resume_call
 from skiplock.desk.find import list_call, queues_call, workers_call
+from skiplock.desk.queues import pause_call, resume_call
 from tests.support.workers import RunningWorker, running_worker, settled, until
 
 SOON = Backoff(base=0.05, floor=0.05, jitter=False)

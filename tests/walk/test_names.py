@@ -16,8 +16,8 @@ import pytest
 
 from skiplock import ConfigurationError, OptionError, Skiplock
 from skiplock.core.settings import WorkerSettings
-from skiplock.desk.act import pause_call, resume_call
 from skiplock.desk.find import list_call, queues_call, workers_call
+from skiplock.desk.queues import pause_call, resume_call
 from skiplock.store.call import Call, nothing
 from tests.support.verbs import Verbs
 from tests.support.workers import running_worker, settled

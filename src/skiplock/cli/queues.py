@@ -1,35 +1,37 @@
-"""`skiplock queues`: list, pause, resume, limit."""
+"""`skiplock queues`: list, pause, resume, limit, bound, age."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from datetime import datetime
 
 import click
 from rich.table import Table
 from rich.text import Text
 
-from skiplock.cli.database import connected, run_once
-from skiplock.cli.look import cell, console, emit, say, span, table
+from skiplock.cli.database import run_once
+from skiplock.cli.look import cell, clock, console, emit, say, span, table
 from skiplock.cli.options import Place, database_options, json_option
+from skiplock.cli.pauses import act_on, pause_options, tell_pauses
 from skiplock.core.codec import check_name
-from skiplock.desk.act import pause_call, resume_call
+from skiplock.core.outcome import seconds
 from skiplock.desk.find import QueueRecord, queues_call
 from skiplock.desk.limits import limit_queue_call
-from skiplock.store.call import Call
+from skiplock.desk.queues import age_call, bound_call, pause_call, resume_call
 
 names_argument = click.argument("names", nargs=-1, required=True, metavar="QUEUE...")
 
 
 @click.group()
 def queues() -> None:
-    """List, pause, resume and limit queues."""
+    """List, pause, resume, limit and bound queues."""
 
 
 @queues.command("list")
 @json_option
 @database_options
 def list_queues(place: Place, json: bool) -> None:
-    """List the queues that hold jobs or are paused."""
+    """List the queues that hold jobs, are paused or have rules."""
     found = run_once(place.require(), queues_call(place.schema))
     if json:
         emit({"queues": found})
@@ -41,11 +43,13 @@ def list_queues(place: Place, json: bool) -> None:
 
 @queues.command()
 @names_argument
+@pause_options
 @json_option
 @database_options
-def pause(place: Place, names: tuple[str, ...], json: bool) -> None:
+def pause(place: Place, names: tuple[str, ...], length: str | None, until: datetime | None, json: bool) -> None:
     """Let no worker claim from these queues until they are resumed. Running jobs go on."""
-    _set(place, names, pause_call, paused=True, json=json)
+    found = act_on(place, names, "queue", lambda name: pause_call(name, place.schema, length=length, until=until))
+    tell_pauses("queues", found, paused=True, json=json)
 
 
 @queues.command()
@@ -54,7 +58,8 @@ def pause(place: Place, names: tuple[str, ...], json: bool) -> None:
 @database_options
 def resume(place: Place, names: tuple[str, ...], json: bool) -> None:
     """Let workers claim from these queues again."""
-    _set(place, names, resume_call, paused=False, json=json)
+    found = act_on(place, names, "queue", lambda name: resume_call(name, place.schema))
+    tell_pauses("queues", found, paused=False, json=json)
 
 
 @queues.command()
@@ -74,24 +79,49 @@ def limit(place: Place, name: str, slots: str, json: bool) -> None:
         say(f"queue {name}: {'no limit' if number is None else f'{number:,} at a time'}", "green")
 
 
-def _set(
-    place: Place, names: tuple[str, ...], act: Callable[[str, str], Call[None]], *, paused: bool, json: bool
-) -> None:
-    wanted = [check_name(name, "queue") for name in dict.fromkeys(names)]
-    with connected(place.require()) as run:
-        for name in wanted:
-            run(act(name, place.schema))
+@queues.command()
+@click.argument("name", metavar="QUEUE")
+@click.argument("most", metavar="JOBS|none")
+@json_option
+@database_options
+def bound(place: Place, name: str, most: str, json: bool) -> None:
+    """Refuse enqueues that would make a queue hold more than JOBS ready and waiting jobs; none: refuse none."""
+    if most != "none" and not (most.isascii() and most.isdigit() and len(most) < 8):
+        raise click.UsageError(f"{most!r}: give a whole number, or none")
+    number = None if most == "none" else int(most)
+    run_once(place.require(), bound_call(check_name(name, "queue"), number, place.schema))
     if json:
-        emit({"queues": [{"name": name, "paused": paused} for name in wanted]})
-        return
-    for name in wanted:
-        say(f"queue {name}: {'paused' if paused else 'resumed'}", "yellow" if paused else "green")
+        emit({"queues": [{"name": name, "max_depth": number}]})
+    else:
+        say(f"queue {name}: {'no bound' if number is None else f'at most {number:,} jobs'}", "green")
+
+
+@queues.command()
+@click.argument("name", metavar="QUEUE")
+@click.argument("every", metavar="TIME|none")
+@json_option
+@database_options
+def age(place: Place, name: str, every: str, json: bool) -> None:
+    """Let a queue's ready jobs rise by one in priority for each TIME (5m) that they wait; none: no longer."""
+    length = None if every == "none" else seconds(every, "age")
+    run_once(place.require(), age_call(check_name(name, "queue"), length, place.schema))
+    if json:
+        emit({"queues": [{"name": name, "age_every": length}]})
+    else:
+        say(f"queue {name}: {'no ageing' if length is None else f'+1 in priority for each {span(length)}'}", "green")
 
 
 def _note(queue: QueueRecord) -> Text:
-    parts = [Text("paused", style="yellow")] if queue.paused else []
+    parts = []
+    if queue.paused:
+        until = "" if queue.resume_at is None else f" until {clock(queue.resume_at)}"
+        parts.append(Text(f"paused{until}", style="yellow"))
     if queue.slots is not None:
         parts.append(Text(f"{queue.slots:,} at a time", style="dim"))
+    if queue.max_depth is not None:
+        parts.append(Text(f"at most {queue.max_depth:,}", style="dim"))
+    if queue.age_every is not None:
+        parts.append(Text(f"+1 each {span(queue.age_every)}", style="dim"))
     return Text(" · ").join(parts)
 
 

@@ -24,6 +24,7 @@ _COMMANDS = {
     "jobs": "jobs:jobs",
     "queues": "queues:queues",
     "limits": "limits:limits",
+    "tasks": "tasks:tasks",
     "workers": "workers:workers",
     "schedules": "schedules:schedules",
     "db": "db:db",

@@ -7,6 +7,7 @@
     │   └── PayloadTooLargeError
     ├── OptionError                 an option of an enqueue (queue, priority, delay …) was refused
     ├── UniqueConflictError         another live job has the unique key of this one
+    ├── QueueFullError              the queue is bounded, and full
     ├── UnknownTaskError            no task of that name in the app
     ├── JobNotFoundError            no job with that id
     ├── ScheduleNotFoundError       no schedule of that name
@@ -62,6 +63,23 @@ class OptionError(SkiplockError, ValueError):
 class UniqueConflictError(SkiplockError):
     """Another live job has the unique key; the message names it. Raised with `on_conflict="raise"`, before anything is stored,
     and when a job that has ended is to be retried while another one has its key."""
+
+
+class QueueFullError(SkiplockError):
+    """A bounded queue has no room for these jobs; nothing was stored.
+
+    `queue`, how many jobs it holds (`depth`, never counted further than the bound), how many were to be added (`wanted`),
+    and its `bound`.
+    """
+
+    def __init__(self, message: str, *, queue: str = "", depth: int = 0, wanted: int = 0, bound: int = 0) -> None:
+        super().__init__(message)
+        self.queue, self.depth, self.wanted, self.bound = queue, depth, wanted, bound
+
+    @property
+    def can_pass(self) -> bool:
+        """Whether it is worth waiting: so many jobs at once can ever fit."""
+        return self.wanted <= self.bound
 
 
 class UnknownTaskError(SkiplockError, LookupError):

@@ -1,14 +1,13 @@
-"""Act on jobs and queues: retry, cancel, delete, pause, resume. Each is one call and one transaction."""
+"""Act on jobs: retry, cancel, delete. Each is one call and one transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skiplock.core.codec import check_text
 from skiplock.core.errors import JobNotFoundError, JobStateError
 from skiplock.core.job import JobState
 from skiplock.desk.find import check_id
-from skiplock.store.call import Call, Row, nothing
+from skiplock.store.call import Call, Row
 from skiplock.store.schema import render
 
 _WHY_NOT = {
@@ -37,16 +36,6 @@ def cancel_call(job_id: int, schema: str) -> Call[JobState]:
 def delete_call(job_id: int, schema: str) -> Call[JobState]:
     """Delete the job with its attempts and steps, for good. Raises JobNotFoundError, or JobStateError if it runs."""
     return _act("delete", job_id, schema)
-
-
-def pause_call(queue: str, schema: str) -> Call[None]:
-    """No worker claims from this queue until it is resumed. Running jobs go on."""
-    return Call(render("SELECT skiplock.pause($1::text)", schema), (check_text(queue, "queue"),), nothing)
-
-
-def resume_call(queue: str, schema: str) -> Call[None]:
-    """Claiming goes on."""
-    return Call(render("SELECT skiplock.resume($1::text)", schema), (check_text(queue, "queue"),), nothing)
 
 
 def _act(verb: str, job_id: int, schema: str) -> Call[JobState]:

@@ -37,14 +37,18 @@ WHERE ($1::text IS NULL OR j.state = ANY (($1::text)::text[]))
 ORDER BY j.id DESC LIMIT $6::text::integer) j ORDER BY j.id DESC"""
 # Queues with waiting, ready, running or dead jobs, plus the paused ones. The finished are counted for today only.
 _QUEUES = """SELECT q.queue, sum(q.waiting)::bigint, sum(q.ready)::bigint, sum(q.running)::bigint, sum(q.dead)::bigint,
-    bool_or(q.paused), extract(epoch FROM skiplock.now() - min(q.oldest))::float8, max(q.slots)
+    bool_or(q.paused), extract(epoch FROM skiplock.now() - min(q.oldest))::float8, max(q.slots), max(q.resume_at), max(q.max_depth), max(q.every)
 FROM (
-    SELECT queue, count(*) AS waiting, 0 AS ready, 0 AS running, 0 AS dead, false AS paused, NULL::timestamptz AS oldest, NULL::integer AS slots
+    SELECT queue, count(*) AS waiting, 0 AS ready, 0 AS running, 0 AS dead, false AS paused, NULL::timestamptz AS oldest, NULL::integer AS slots,
+        NULL::timestamptz AS resume_at, NULL::integer AS max_depth, NULL::float8 AS every
     FROM skiplock.jobs_waiting GROUP BY queue
-    UNION ALL SELECT queue, 0, count(*), 0, 0, false, min(coalesce(run_at, enqueued_at)), NULL FROM skiplock.jobs_ready GROUP BY queue
-    UNION ALL SELECT queue, 0, 0, count(*), 0, false, NULL, NULL FROM skiplock.jobs_running GROUP BY queue
-    UNION ALL SELECT queue, 0, 0, 0, count(*), false, NULL, NULL FROM skiplock.jobs_dead GROUP BY queue
-    UNION ALL SELECT name, 0, 0, 0, 0, paused_at IS NOT NULL, NULL, slots FROM skiplock.queues WHERE paused_at IS NOT NULL OR slots IS NOT NULL
+    UNION ALL SELECT queue, 0, count(*), 0, 0, false, min(coalesce(run_at, enqueued_at)), NULL, NULL, NULL, NULL FROM skiplock.jobs_ready GROUP BY queue
+    UNION ALL SELECT queue, 0, 0, count(*), 0, false, NULL, NULL, NULL, NULL, NULL FROM skiplock.jobs_running GROUP BY queue
+    UNION ALL SELECT queue, 0, 0, 0, count(*), false, NULL, NULL, NULL, NULL, NULL FROM skiplock.jobs_dead GROUP BY queue
+    UNION ALL SELECT name, 0, 0, 0, 0, p.paused, NULL, slots, CASE WHEN p.paused THEN resume_at END, max_depth, NULL
+    FROM skiplock.queues, LATERAL (SELECT paused_at IS NOT NULL AND (resume_at IS NULL OR resume_at > skiplock.now()) AS paused) p
+    WHERE p.paused OR slots IS NOT NULL OR max_depth IS NOT NULL
+    UNION ALL SELECT queue, 0, 0, 0, 0, false, NULL, NULL, NULL, NULL, every FROM skiplock.ageing
 ) q GROUP BY q.queue ORDER BY q.queue"""
 _WORKERS = """SELECT w.id, w.name, w.host, w.pid, w.queues::text, w.version, w.started_at,
     extract(epoch FROM skiplock.now() - w.beat_at)::float8, w.state, w.running, skiplock.now() - w.beat_at > w.lost_after
@@ -54,7 +58,11 @@ FROM skiplock.workers w ORDER BY w.id LIMIT 1000"""
 @dataclass(frozen=True, slots=True)
 class QueueRecord:
     """One queue: jobs by stage, whether it is paused, the age in seconds of its longest ready job, and
-    how many may run at a time over all workers (None: as many as they have slots for)."""
+    how many may run at a time over all workers (None: as many as they have slots for).
+
+    `resume_at`: when a pause ends by itself; `max_depth`: enqueues beyond so many ready and waiting jobs are refused;
+    `age_every`: seconds for which a ready job waits until it rises by one in priority. None: no such rule.
+    """
 
     name: str
     waiting: int
@@ -64,6 +72,9 @@ class QueueRecord:
     paused: bool
     oldest_ready: float | None
     slots: int | None = None
+    resume_at: datetime | None = None
+    max_depth: int | None = None
+    age_every: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +133,7 @@ def list_call(
 
 
 def queues_call(schema: str) -> Call[list[QueueRecord]]:
-    """All queues that hold live or dead jobs, or are paused."""
+    """All queues that hold live or dead jobs, are paused or have rules."""
     return Call(render(_QUEUES, schema), (), lambda rows: [QueueRecord(*row) for row in rows])
 
 

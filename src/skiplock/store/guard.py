@@ -6,7 +6,7 @@
 | 08xxx, 53xxx, 57P0x, 58xxx, XXxxx, 25006, no SQLSTATE         | reconnect     | drops the connection, backs off, retries |
 | 3F000, 42P01, 42883, 42703 (schema, table, function)          | schema        | backs off, says: run `skiplock db migrate` |
 | 28xxx, 3D000 (password, no such database)                     | configuration | at start: stops; later: as reconnect     |
-| SK001 to SK005                                                | ours          | an answer of our own functions           |
+| SK001 to SK006                                                | ours          | an answer of our own functions           |
 | anything else                                                 | bug           | logs it, backs off, retries              |
 
 A call in a transaction of its own (`again.py`) is repeated by whoever makes it only after 40001, 40P01, 55P03 and 25006:
@@ -15,6 +15,7 @@ nothing has happened then.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 import psycopg
@@ -24,6 +25,7 @@ from skiplock.core.errors import (
     DatabaseUnavailableError,
     LeaseLostError,
     OptionError,
+    QueueFullError,
     SchemaError,
     SkiplockError,
     UniqueConflictError,
@@ -51,6 +53,9 @@ _SEVERITY_ERROR = "ERROR"
 
 # What no repetition cures, as a server says it to whoever connects: libpq hands on no SQLSTATE then.
 _REFUSALS = ("does not exist", "authentication failed", "no password supplied", "no pg_hba.conf entry")
+
+# As produce/depth.sql says it.
+_FULL = re.compile(r"queue (.+) is full: it holds (\d+) jobs, and (\d+) more would pass its bound of (\d+)")
 
 # Errors that were translated already.
 _OURS = (
@@ -104,12 +109,22 @@ def translate(error: BaseException) -> SkiplockError | None:
         return LeaseLostError(text)
     if code == "SK005":
         return UniqueConflictError(text)
+    if code == "SK006":
+        return _queue_full(text)
     if code in _SCHEMA:  # only our own statements come here, whatever the schema is called
         return SchemaError(
             f"{text}: the database has no skiplock schema, or an older one; run `skiplock db migrate` "
             "and check SKIPLOCK_SCHEMA if the schema has another name"
         )
     return None
+
+
+def _queue_full(text: str) -> QueueFullError:
+    found = _FULL.search(text)
+    if found is None:
+        return QueueFullError(text)
+    depth, wanted, bound = (int(number) for number in found.groups()[1:])
+    return QueueFullError(text, queue=found[1], depth=depth, wanted=wanted, bound=bound)
 
 
 def unavailable(error: BaseException, dsn: str) -> SkiplockError:

@@ -11,6 +11,7 @@ DECLARE
     v_job skiplock.jobs;
     v_fresh boolean := true;
     v_holder bigint;
+    v_place bigint;
     v_line text;
 BEGIN
     -- A job may move to another stage between two of these looks; then look again.
@@ -55,15 +56,15 @@ BEGIN
         INSERT INTO skiplock.nudges (key) VALUES (v_line);
         PERFORM skiplock._ring_admitter();
     ELSE
+        v_place := nextval('skiplock.job_numbers');
+        IF v_job.flow ? 'fair' THEN
+            v_place := (SELECT f.place FROM skiplock._fair_places(ARRAY[v_job.id], ARRAY[v_job.queue], ARRAY[v_job.priority],
+                                                                  ARRAY[v_job.flow ->> 'fair'], ARRAY[coalesce((v_job.flow ->> 'weight')::float8, 1)]) f);
+        END IF;
         INSERT INTO skiplock.jobs_ready
             (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args, tags,
              meta, options, error, flow)
-        VALUES (v_job.id,
-                CASE WHEN v_job.flow ? 'fair'
-                     THEN (SELECT f.place FROM skiplock._fair_places(ARRAY[v_job.id], ARRAY[v_job.queue], ARRAY[v_job.priority],
-                               ARRAY[v_job.flow ->> 'fair'], ARRAY[coalesce((v_job.flow ->> 'weight')::float8, 1)]) f)
-                     ELSE nextval('skiplock.job_numbers') END,
-                v_job.lease, v_job.enqueued_at, v_job.run_at, v_job.attempt, v_job.max_attempts, v_job.priority, 0, 'ready',
+        VALUES (v_job.id, v_place, v_job.lease, v_job.enqueued_at, v_job.run_at, v_job.attempt, v_job.max_attempts, v_job.priority, 0, 'ready',
                 v_job.queue, v_job.task, v_job.args, v_job.tags, v_job.meta, v_job.options, v_job.error, v_job.flow);
         PERFORM skiplock._ring(ARRAY[v_job.queue]);
     END IF;
@@ -167,20 +168,4 @@ BEGIN
         END IF;
     END IF;
     RETURN NEXT;
-END $$;
-
--- Pause and resume a queue, for all workers and over restarts. Running jobs go on.
-CREATE OR REPLACE FUNCTION skiplock.pause(queue text) RETURNS void
-LANGUAGE sql
-AS $$
-    INSERT INTO skiplock.queues AS q (name, paused_at) VALUES (queue, skiplock.now())
-    ON CONFLICT (name) DO UPDATE SET paused_at = coalesce(q.paused_at, excluded.paused_at)
-$$;
-
-CREATE OR REPLACE FUNCTION skiplock.resume(queue text) RETURNS void
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    UPDATE skiplock.queues q SET paused_at = NULL WHERE q.name = $1;
-    PERFORM skiplock._ring(ARRAY[$1]);
 END $$;

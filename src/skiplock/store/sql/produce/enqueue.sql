@@ -37,8 +37,11 @@ BEGIN
         FROM (SELECT nextval('skiplock.job_numbers') AS id, u.*
               FROM unnest($1, $2, $3, $4, $7, $8, $9, $10) WITH ORDINALITY
                    AS u (task, args, queue, priority, max_attempts, tags, meta, options, nth)) n
+        -- Looked at once, before the first row; where a queue is bounded and full, this raises.
+        WHERE (SELECT skiplock._check_depth($3) FROM skiplock.queues q WHERE q.name = ANY ($3) AND q.max_depth IS NOT NULL LIMIT 1) IS NOT FALSE
         RETURNING j.id;
     ELSE
+        PERFORM skiplock._check_depth($3) FROM skiplock.queues q WHERE q.name = ANY ($3) AND q.max_depth IS NOT NULL LIMIT 1;
         RETURN QUERY
         WITH n AS MATERIALIZED (
             SELECT skiplock._admit(u.id, u.nth, u.task, u.args, u.queue, u.priority, u.delay, u.run_at, u.max_attempts) AS admitted,

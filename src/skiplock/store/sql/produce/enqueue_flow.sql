@@ -37,6 +37,7 @@ DECLARE
     v_due timestamptz;
     v_blocked boolean;
 BEGIN
+    PERFORM skiplock._check_depth($3) FROM skiplock.queues q WHERE q.name = ANY ($3) AND q.max_depth IS NOT NULL LIMIT 1;
     PERFORM skiplock._check_flow(u.nth, u.flow) FROM unnest($4) WITH ORDINALITY AS u (flow, nth) WHERE u.flow IS NOT NULL;
     SELECT t.owners, t.writes, t.attempts, t.since, t.places, t.fairs INTO v_owners, v_writes, v_attempts, v_since, v_places, v_fairs
     FROM skiplock._unique_owners(v_ids, $4, v_now) t;

@@ -478,16 +478,18 @@ AS $$
 BEGIN
     WITH gone AS MATERIALIZED (
         DELETE FROM skiplock.jobs_waiting w WHERE w.ctid = ANY ($1) RETURNING w.*
+    ), drawn AS MATERIALIZED (
+        SELECT nextval('skiplock.job_numbers') AS number, g.* FROM (SELECT * FROM gone ORDER BY gone.position) g
     ), held AS (
         INSERT INTO skiplock.slots (key, job_id)
         SELECT l.item ->> 'key', g.id FROM gone g, jsonb_array_elements(g.flow -> 'limits') AS l (item) WHERE l.item ? 'slots'
         ON CONFLICT DO NOTHING
     ), fair AS (
         SELECT f.* FROM (
-            SELECT array_agg(g.id ORDER BY g.position) AS ids, array_agg(g.queue ORDER BY g.position) AS queues,
-                   array_agg(g.priority ORDER BY g.position) AS priorities, array_agg(g.flow ->> 'fair' ORDER BY g.position) AS keys,
-                   array_agg(coalesce((g.flow ->> 'weight')::float8, 1) ORDER BY g.position) AS weights
-            FROM gone g WHERE g.flow ? 'fair') a,
+            SELECT array_agg(g.id ORDER BY g.number) AS ids, array_agg(g.queue ORDER BY g.number) AS queues,
+                   array_agg(g.priority ORDER BY g.number) AS priorities, array_agg(g.flow ->> 'fair' ORDER BY g.number) AS keys,
+                   array_agg(coalesce((g.flow ->> 'weight')::float8, 1) ORDER BY g.number) AS weights
+            FROM drawn g WHERE g.flow ? 'fair') a,
             LATERAL skiplock._fair_places(a.ids, a.queues, a.priorities, a.keys, a.weights) f
         WHERE a.ids IS NOT NULL
     ), entered AS (
@@ -496,8 +498,7 @@ BEGIN
              tags, meta, options, error, flow, expires_at)
         SELECT p.id, p.place, p.lease, p.enqueued_at, p.run_at, p.attempt, p.max_attempts, p.priority, p.losses, 'ready',
                p.queue, p.task, p.args, p.tags, p.meta, p.options, p.error, p.flow - 'turned', p.expires_at
-        FROM (SELECT coalesce((SELECT f.place FROM fair f WHERE f.id = g.id), nextval('skiplock.job_numbers')) AS place, g.*
-              FROM (SELECT * FROM gone ORDER BY gone.position) g) p
+        FROM (SELECT coalesce((SELECT f.place FROM fair f WHERE f.id = d.id), d.number) AS place, d.* FROM drawn d ORDER BY d.number) p
         RETURNING j.queue
     )
     SELECT count(*)::integer, array_agg(DISTINCT e.queue) INTO number, queues FROM entered e;

@@ -4,8 +4,8 @@
 -- `since` (seconds from now, so not positive): look only at jobs due since then. NULL: at all, which walks over dead entries
 -- while someone's old snapshot pins them, so the caller bounds how often. `upto` says how far this call got, in the same
 -- measure: everything due until then was moved, but what another is moving or a transaction commits late.
--- On the way the other things are done whose time has come: jobs that were not started in time are cancelled (expire.sql), and
--- those that their limits allow now are let in (admit.sql). They count in `moved` and `due_in`.
+-- On the way the other things are done whose time has come: jobs that were not started in time are cancelled (expire.sql),
+-- pauses end and old jobs rise (queues.sql), and those that their limits allow now are let in (admit.sql). They count in `moved` and `due_in`.
 -- Any worker may run it at any time: rows being moved by another are skipped.
 CREATE OR REPLACE FUNCTION skiplock.promote(batch integer DEFAULT 1000, arm boolean DEFAULT false, since float8 DEFAULT NULL)
 RETURNS TABLE (moved integer, due_in float8, upto float8)
@@ -66,12 +66,12 @@ BEGIN
     IF v_queues IS NOT NULL THEN
         PERFORM skiplock._ring(v_queues);
     END IF;
-    PERFORM skiplock.expire($1);
+    moved := moved + skiplock.expire($1) + skiplock.tend_queues($1);
     SELECT * INTO v_admitted FROM skiplock.admit(true, $1);
     moved := least(moved + v_admitted.moved, $1);
     SELECT w.run_at INTO v_next FROM skiplock.jobs_waiting w
     WHERE w.run_at >= coalesce(v_last, v_since) AND w.state <> 'blocked' ORDER BY w.run_at LIMIT 1;
-    v_next := least(v_next, v_now + make_interval(secs => v_admitted.due_in), skiplock._next_expiry());
+    v_next := least(v_next, v_now + make_interval(secs => v_admitted.due_in), skiplock._next_expiry(), skiplock._next_tending());
     due_in := extract(epoch FROM v_next - skiplock.now());
     IF $2 THEN
         UPDATE skiplock.bells b SET until = coalesce(v_next, 'infinity')

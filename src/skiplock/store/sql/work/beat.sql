@@ -80,7 +80,7 @@ BEGIN
     IF $8 THEN
         due_in := extract(epoch FROM least(
             (SELECT j.run_at FROM skiplock.jobs_waiting j WHERE j.state <> 'blocked' ORDER BY j.run_at LIMIT 1),
-            skiplock._next_admission(v_now), skiplock._next_expiry()) - v_now);
+            skiplock._next_admission(v_now), skiplock._next_expiry(), skiplock._next_tending()) - v_now);
         waiting := ARRAY(
             SELECT q.name FROM unnest($4) AS q (name)
             -- No EXISTS: as a join it reads the whole line (110,000 pages of half a million jobs).

@@ -36,10 +36,11 @@ BEGIN
         SELECT array_agg(picked.place), array_agg(DISTINCT q.queue) FILTER (WHERE q.limited) INTO v_places, v_limited
         FROM unnest($3, $4) AS u (queue, room) LEFT JOIN skiplock.queues p ON p.name = u.queue,
                  LATERAL (SELECT u.queue, p.slots IS NOT NULL AS limited,
-                                 CASE WHEN p.paused_at IS NOT NULL THEN 0
+                                 CASE WHEN p.paused_at IS NOT NULL AND (p.resume_at IS NULL OR p.resume_at > v_now) THEN 0
                                       WHEN p.slots IS NOT NULL THEN skiplock._queue_room(u.queue, u.room) ELSE u.room END AS room OFFSET 0) q,
                  LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
-                          WHERE r.queue = q.queue AND r.losses = 0 AND r.task = ANY ($5)
+                          WHERE r.queue = q.queue AND r.losses = 0 AND r.task = ANY ($5) AND r.task <> ALL (ARRAY(
+                              SELECT t.task FROM skiplock.paused_tasks t WHERE t.resume_at IS NULL OR t.resume_at > v_now))
                             AND (r.expires_at IS NULL OR r.expires_at > v_now)
                           ORDER BY r.priority DESC, r.position
                           LIMIT q.room FOR UPDATE SKIP LOCKED) picked
@@ -49,13 +50,14 @@ BEGIN
         SELECT array_agg(picked.place), array_agg(DISTINCT q.queue) FILTER (WHERE q.limited) INTO v_places, v_limited
         FROM unnest($3, $4) AS u (queue, room) LEFT JOIN skiplock.queues p ON p.name = u.queue,
                  LATERAL (SELECT u.queue, p.slots IS NOT NULL AS limited,
-                                 CASE WHEN p.paused_at IS NOT NULL THEN 0
+                                 CASE WHEN p.paused_at IS NOT NULL AND (p.resume_at IS NULL OR p.resume_at > v_now) THEN 0
                                       WHEN p.slots IS NOT NULL THEN skiplock._queue_room(u.queue, u.room) ELSE u.room END AS room OFFSET 0) q,
                  LATERAL (SELECT seen.place
                           FROM unnest($6, $7, $8) AS lane (queue, priority, position),
                                LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
                                         WHERE r.queue = lane.queue AND r.priority = lane.priority
-                                          AND r.position >= lane.position AND r.losses = 0 AND r.task = ANY ($5)
+                                          AND r.position >= lane.position AND r.losses = 0 AND r.task = ANY ($5) AND r.task <> ALL (ARRAY(
+                              SELECT t.task FROM skiplock.paused_tasks t WHERE t.resume_at IS NULL OR t.resume_at > v_now))
                                           AND (r.expires_at IS NULL OR r.expires_at > v_now)
                                         ORDER BY r.position
                                         LIMIT q.room FOR UPDATE SKIP LOCKED) seen
@@ -136,6 +138,7 @@ LANGUAGE plpgsql
 AS $$
 #variable_conflict use_column
 DECLARE
+    v_now timestamptz := skiplock.now();
     v_places tid[];
     v_limited text[];
 BEGIN
@@ -143,10 +146,11 @@ BEGIN
         SELECT picked.place, q.queue, q.limited
         FROM unnest($3, $4) AS u (queue, room) LEFT JOIN skiplock.queues p ON p.name = u.queue,
              LATERAL (SELECT u.queue, p.slots IS NOT NULL AS limited,
-                             CASE WHEN p.paused_at IS NOT NULL THEN 0
+                             CASE WHEN p.paused_at IS NOT NULL AND (p.resume_at IS NULL OR p.resume_at > v_now) THEN 0
                                   WHEN p.slots IS NOT NULL THEN skiplock._queue_room(u.queue, u.room) ELSE u.room END AS room OFFSET 0) q,
              LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
-                      WHERE r.queue = q.queue AND r.losses > 0 AND r.task = ANY ($5)
+                      WHERE r.queue = q.queue AND r.losses > 0 AND r.task = ANY ($5) AND r.task <> ALL (ARRAY(
+                          SELECT t.task FROM skiplock.paused_tasks t WHERE t.resume_at IS NULL OR t.resume_at > v_now))
                         AND CASE WHEN $6 THEN r.losses > 1 ELSE r.losses = 1 END
                       ORDER BY r.position
                       LIMIT q.room FOR UPDATE SKIP LOCKED) picked
@@ -155,7 +159,7 @@ BEGIN
     IF v_places IS NULL THEN
         RETURN;
     END IF;
-    RETURN QUERY SELECT * FROM skiplock._start($1, $2, v_places, skiplock.now(), v_limited);
+    RETURN QUERY SELECT * FROM skiplock._start($1, $2, v_places, v_now, v_limited);
 END $$;
 
 -- Give back a claim whose answer never arrived: whatever runs under that lease was not started. Returns how many.

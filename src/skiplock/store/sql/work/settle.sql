@@ -150,6 +150,7 @@ AS $$
 DECLARE
     v_moved bigint[];
     v_queues text[];
+    v_expiry timestamptz;
     v_cancelled bigint[];
     v_cancelled_leases bigint[];
 BEGIN
@@ -173,9 +174,12 @@ BEGIN
         SELECT g.id, g.position, g.lease, g.enqueued_at, g.run_at, g.attempt - 1, g.max_attempts, g.priority, g.losses,
                'ready', g.queue, g.task, g.args, g.tags, g.meta, g.options, g.error, g.flow, g.expires_at
         FROM gone g
-        RETURNING j.id, j.queue
+        RETURNING j.id, j.queue, j.expires_at
     )
-    SELECT array_agg(m.id), array_agg(DISTINCT m.queue) INTO v_moved, v_queues FROM moved m;
+    SELECT array_agg(m.id), array_agg(DISTINCT m.queue), min(m.expires_at) INTO v_moved, v_queues, v_expiry FROM moved m;
+    IF v_expiry IS NOT NULL THEN
+        PERFORM skiplock._ring_timer(v_expiry);
+    END IF;
     IF v_queues IS NOT NULL THEN
         PERFORM skiplock._ring(v_queues);
     END IF;
