@@ -14,7 +14,7 @@ from skiplock.core.annotations import signature_of
 from skiplock.core.codec import ArgsCodec, check_name
 from skiplock.core.errors import OptionError, TaskDefinitionError, UnknownTaskError
 from skiplock.core.events import Events, Subscriber
-from skiplock.core.flow import Flow, Key, Limit, Unique, check_parameters, declared_limits, flow_of
+from skiplock.core.flow import Key, Limit, Unique, check_parameters, declared_limits
 from skiplock.core.inspect_value import shown
 from skiplock.core.job import JobRecord, NewJob
 from skiplock.core.outcome import Duration
@@ -22,8 +22,17 @@ from skiplock.core.retry import DEFAULT_BACKOFF, Backoff, RetryMap, RetryRule
 from skiplock.core.room import room_wait
 from skiplock.core.schedule_record import rule_spec
 from skiplock.core.settings import Settings, resolve_dsn, resolve_listen_dsn
-from skiplock.core.size import Size, size_as_text, size_in_bytes
-from skiplock.core.task import EVENT_LOOP, PROCESS, THREAD, TaskSpec
+from skiplock.core.size import Size
+from skiplock.core.task import TaskSpec
+from skiplock.declaring import (
+    check_memory,
+    check_rules,
+    default_name,
+    executor_of,
+    hooks_of,
+    rules_of,
+    wants_context_of,
+)
 from skiplock.desk.find import get_call
 from skiplock.handle import JobHandle
 from skiplock.limits import Limits
@@ -43,8 +52,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 ENQUEUE_CHUNK_SIZE = 8_000_000  # characters of arguments: a statement is copied a few times here and in the server
 ENQUEUE_CHUNK = 5000  # jobs in one statement of enqueue_many without a connection; larger ones gain nothing
-LEAST_MEMORY = 64 * 1024**2
-HOOKS = ("attempt_started", "attempt_ended", "attempt_failed", "job_dead")
 
 
 class TaskDecorator(Protocol):
@@ -144,32 +151,32 @@ class Skiplock:
     ) -> Task[..., Any]:
         if isinstance(function, Task) or not callable(function):
             raise TaskDefinitionError(f"{function!r}: decorate a plain function")
-        name = check_name(_default_name(function) if name is None else name, "task name")
+        name = check_name(default_name(function) if name is None else name, "task name")
         if name in self.tasks:
             raise TaskDefinitionError(f"task {name!r} is registered twice; give one of them another name=")
-        _check_rules(name, backoff, retry_on, (*middleware, *(hooks or {}).values()))
+        check_rules(name, backoff, retry_on, (*middleware, *(hooks or {}).values()))
         signature_of(function, name)
-        wants_context = _wants_context(function)
+        wants_context = wants_context_of(function)
         resources = resources_of(function, name)
         first = {next(iter(inspect.signature(function).parameters))} if wants_context else set()
         spec = TaskSpec(
             name=name,
             function=function,
             codec=ArgsCodec.of(function, task=name, skip=frozenset(first | set(resources))),
-            executor=_executor(function, executor, name),
+            executor=executor_of(function, executor, name),
             queue=check_name(queue, "queue"),
             priority=check_priority(priority),
             max_attempts=check_max_attempts(max_attempts),
             timeout=None if timeout is None else check_timeout(timeout),
-            memory=None if memory is None else _check_memory(memory, executor, name),
+            memory=None if memory is None else check_memory(memory, executor, name),
             backoff=backoff,
             retry_on=dict(retry_on) if retry_on else None,
             wants_context=wants_context,
             resources=resources,
             middleware=(*self.middleware, *middleware),
-            hooks=_hooks(hooks, name),
+            hooks=hooks_of(hooks, name),
             tags=check_tags(tags),
-            flow=_rules(rules),
+            flow=rules_of(rules),
         )
         check_parameters(spec.flow, spec.codec.names, name)
         declared_limits([spec.flow, *(task.spec.flow for task in self.tasks.values())])
@@ -341,88 +348,3 @@ def _chunks(jobs: Iterable[NewJob]) -> Iterable[list[NewJob]]:
             chunk, size = [], 0
     if chunk:
         yield chunk
-
-
-def _default_name(function: Callable[..., Any]) -> str:
-    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if not qualname or "<lambda>" in qualname:
-        raise TaskDefinitionError(f"{function!r} has no name of its own; give name=")
-    if module == "__main__":
-        # A worker imports the module by its real name and would know the task by that one.
-        raise TaskDefinitionError(
-            f"task {qualname!r} is defined in the module run as __main__, whose name a worker cannot know; "
-            "move it to a module of its own or give name="
-        )
-    return f"{module}.{qualname.replace('<locals>.', '')}"
-
-
-def _wants_context(function: Callable[..., Any]) -> bool:
-    parameters = list(inspect.signature(function).parameters.values())
-    annotated = [p.name for p in parameters if p.annotation is JobContext or str(p.annotation).endswith("JobContext")]
-    if annotated and annotated[0] != parameters[0].name:
-        raise TaskDefinitionError(f"parameter {annotated[0]!r}: the JobContext must be the first parameter")
-    return bool(annotated)
-
-
-def _executor(function: Callable[..., Any], executor: str | None, name: str) -> str:
-    is_async = inspect.iscoroutinefunction(function)
-    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-        raise TaskDefinitionError(f"task {name!r} is a generator function; use a plain `def` or `async def`")
-    found = executor or (EVENT_LOOP if is_async else THREAD)
-    if found == PROCESS:
-        _check_importable(function, name)
-    elif found not in (EVENT_LOOP, THREAD) or (found == EVENT_LOOP) != is_async:
-        raise TaskDefinitionError(
-            f'task {name!r}: executor={executor!r} does not fit; "{EVENT_LOOP}" is for `async def`, "{THREAD}" for '
-            f'`def`, "{PROCESS}" for both'
-        )
-    return found
-
-
-def _check_importable(function: Callable[..., Any], name: str) -> None:
-    """A child process imports modules and finds there what they declare: nothing else can be run in one."""
-    qualname = getattr(function, "__qualname__", "")
-    if not (getattr(function, "__module__", None) and qualname) or "<" in qualname:
-        raise TaskDefinitionError(
-            f'task {name!r}: executor="process" needs a function that a child process finds by importing its module; '
-            f"{qualname or repr(function)} is not one. Define it with `def` at the top level of a module"
-        )
-
-
-def _check_memory(memory: Size, executor: str | None, name: str) -> int:
-    if executor != PROCESS:
-        raise TaskDefinitionError(f'task {name!r}: memory={memory!r} needs executor="process": only a child has a cap')
-    found = size_in_bytes(memory, f"task {name!r}: memory")
-    if found < LEAST_MEMORY:
-        raise OptionError(
-            f"task {name!r}: memory={memory!r}: Python and skiplock alone take {size_as_text(LEAST_MEMORY)}"
-        )
-    return found
-
-
-def _check_rules(task: str, backoff: Any, retry_on: Any, callables: Iterable[Any]) -> None:
-    """Refuse at the declaration what would otherwise show up when the first attempt fails."""
-    if backoff is not None and not isinstance(backoff, Backoff):
-        raise TaskDefinitionError(f"task {task!r}: backoff={backoff!r}: give a Backoff(…), or None for no retries")
-    for cls, rule in (retry_on or {}).items():
-        if not (isinstance(cls, type) and issubclass(cls, BaseException)):
-            raise TaskDefinitionError(f"task {task!r}: retry_on has the key {cls!r}: give exception classes")
-        if rule is not None and not isinstance(rule, Backoff):
-            raise TaskDefinitionError(f"task {task!r}: retry_on[{cls.__name__}]={rule!r}: give a Backoff(…) or None")
-    for found in callables:
-        if not callable(found):
-            raise TaskDefinitionError(f"task {task!r}: {found!r} is given as a hook or middleware and cannot be called")
-
-
-def _rules(given: dict[str, Any]) -> Flow:
-    unknown = given.keys() - {"unique", "limits", "fair_key", "weight", "expires"}
-    if unknown:
-        raise TypeError(f"task() got an unexpected keyword argument {sorted(unknown)[0]!r}")
-    return flow_of(*(given.get(name) for name in ("unique", "limits", "fair_key", "weight", "expires")))
-
-
-def _hooks(hooks: Mapping[str, Callable[..., Any]] | None, name: str) -> dict[str, tuple[Callable[..., Any], ...]]:
-    for moment in hooks or {}:
-        if moment not in HOOKS:
-            raise TaskDefinitionError(f"task {name!r}: hook {moment!r} is unknown; use {', '.join(HOOKS)}")
-    return {moment: (hook,) for moment, hook in (hooks or {}).items()}

@@ -168,7 +168,7 @@ class Task(Generic[P, R]):
             spec.tags if options.tags is None else options.tags,
             options.meta,
             _rare(options),
-            None if flow == NO_RULES else flow_json(flow, spec.name, queue, spec.codec.named(stored), stored),
+            None if flow == NO_RULES else flow_json(flow, spec.name, queue, spec.codec.named(stored)),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skiplock import Skiplock
+from skiplock import Concurrency, Skiplock, Unique
 from tests.support import connect
 
 
@@ -104,3 +104,41 @@ def test_retry_cancel_delete(invoke, app, dsn):
     answer = invoke("jobs", "delete", ready.id, 999_999_999, "--yes")
     assert answer.code == 1 and "deleted (was ready)" in answer.out and "999999999" in answer.err
     assert invoke("jobs", "show", ready.id).code == 1
+
+
+def test_what_holds_a_job_up_and_which_key_it_has(invoke, app, dsn):
+    """For people with names and values, for programs as it is stored."""
+    with connect(dsn) as connection:
+        connection.execute("TRUNCATE skiplock.uniques, skiplock.slots, skiplock.nudges")
+    limits = [Concurrency("to:{to}", 1)]
+    mail = app.tasks["mail"].using(unique=True, limits=limits, fair_key="{to}", weight=2, expires="1h")
+    first, second = mail.enqueue(to="ann"), mail.using(unique=Unique(by="the second", period="1h")).enqueue(to="ann")
+    shown = " ".join(invoke("jobs", "show", second.id).out.split())
+    listed = invoke("jobs", "list", COLUMNS="200").out
+    for text in (
+        "unique the second, one in",
+        "waits for to:{to} = to:ann",
+        "fair key ann (weight 2)",
+        "expires 2",
+    ):
+        assert text in shown
+    assert "waits for to:{to} = to:ann · expires in 59 min" in listed
+    assert "unique mail, arguments " in " ".join(invoke("jobs", "show", first.id).out.split())
+    job = invoke("jobs", "show", second.id, "--json").json
+    assert (job["state"], job["blocked_on"], job["flow"]["fair"]) == ("blocked", "to:{to}\x1fto:ann", "ann")
+    assert job["flow"]["unique"].startswith("the second\x1f3600\x1f") and job["expires_at"] > job["enqueued_at"]
+    [other, _] = invoke("jobs", "list", "--json").json["jobs"]
+    assert (other["blocked_on"], other["flow"]) == (job["blocked_on"], job["flow"])
+
+
+def test_one_whose_key_another_has_does_not_stop_the_others(invoke, app):
+    """To see it fail: do not look for UniqueConflictError in `_act_on_all`."""
+    mail = app.tasks["mail"].using(unique=Unique(by="one at a time"))
+    first = mail.enqueue(to="ann")
+    first.cancel()
+    second = mail.enqueue(to="ann")
+    plain = app.tasks["report"].enqueue()
+    plain.cancel()
+    found = invoke("jobs", "retry", first.id, plain.id, "--json").json["results"]
+    assert found[0]["error"]["code"] == "unique_conflict" and f"held by job {second.id}" in found[0]["error"]["message"]
+    assert found[1] == {"id": plain.id, "done": True, "was": "cancelled"}

@@ -63,10 +63,10 @@ def test_bounds(invoke):
 
 def test_ageing(invoke):
     assert invoke("queues", "age", "mail", "5m").out == "queue mail: +1 in priority for each 5 min\n"
-    [queue] = invoke("queues", "list", "--json").json["queues"]
+    [queue] = [q for q in invoke("queues", "list", "--json").json["queues"] if q["name"] == "mail"]
     assert queue["age_every"] == 300 and "+1 each 5 min" in invoke("queues", "list").out
     assert invoke("queues", "age", "mail", "none", "--json").json == {"queues": [{"name": "mail", "age_every": None}]}
-    assert invoke("queues", "list", "--json").json == {"queues": []}
+    assert "+1" not in invoke("queues", "list").out
     assert [invoke("queues", "age", "mail", bad).code for bad in ("0", "soon", "0.1")] == [2, 2, 2]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.model.caller import Compared, Fate
 from tests.model.reality import NAMES
-from tests.model.reference import NewJob
+from tests.model.values import NewJob
 
 F = TypeVar("F", bound=Callable[..., None])
 LOST_AFTER, DUTY_FOR = 9, 8
@@ -24,6 +24,8 @@ NEW = st.builds(
     max_attempts=st.sampled_from([1, 2, 3]),
     delay=st.sampled_from([None, None, None, -5, 0, 20, 60]),
     large=st.sampled_from([False, False, False, True]),
+    unique=st.sampled_from([None, None, None, None, "a", "a", "b"]),
+    replaces=st.booleans(),
 )
 FAILED = [("retry", 0), ("retry", 0), ("retry", 30), ("dead", None)]
 OTHERS = [("snooze", 10), ("release", None), ("cancelled", None)]

@@ -11,7 +11,8 @@ from typing import ClassVar, TypeVar
 from hypothesis.stateful import RuleBasedStateMachine
 
 from tests.model.reality import Reality
-from tests.model.reference import FRESH, Job, Outcome, Pair, Tables
+from tests.model.reference import Tables
+from tests.model.values import FRESH, Job, Outcome, Pair
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -132,6 +133,8 @@ def check(tables: Tables, expected: set[int]) -> None:
         assert job.attempt < job.max_attempts or job.state not in ("ready", "scheduled", "retryable"), job
         assert 0 <= job.losses <= (0 if job.state in ("scheduled", "retryable") else 2), job
         assert not running or (job.lease is not None and job.worker is not None and job.attempt >= 1), job
+    live = [(job.unique, job.id) for job in jobs if job.unique is not None and job.is_live]
+    assert sorted(tables.uniques.items()) == sorted(live), "two live jobs of one key, or a key held for what has ended"
     for job_id, worker in tables.cancellations.items():
         owner = tables.jobs.get(job_id)
         assert owner is not None and owner.state == "running" and owner.worker == worker, (

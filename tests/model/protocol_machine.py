@@ -15,7 +15,8 @@ from hypothesis.stateful import rule
 from tests.model.actions import DUTY_FOR, FATE, LOST_AFTER, PICK, QUEUE, ROOMS, VERDICT, action, some_caller
 from tests.model.caller import Caller, Fate
 from tests.model.reality import NAMES
-from tests.model.reference import Job, Outcome, Tables
+from tests.model.reference import Tables
+from tests.model.values import Job, Outcome
 from tests.model.work_rules import SettleRules
 
 

@@ -10,20 +10,21 @@ from typing import Any
 
 import psycopg
 
-from tests.model.reference import Beat, Job, Kept, NewJob, Outcome, Pair, Tables, Worker
+from tests.model.reference import Tables
+from tests.model.values import Beat, Job, Kept, NewJob, Outcome, Pair, Worker
 from tests.support.databases import connect
 from tests.support.verbs import Verbs
 
 NAMES = ["default", "mail"]  # of the queues
 PAD = "x" * 9000  # makes arguments large
-OWNERSHIP_LOST = "SK004"
+OWNERSHIP_LOST, KEY_TAKEN = "SK004", "SK005"
 # The clock of the session, so that all comparisons of times are exact.
 _CLOCK = """CREATE OR REPLACE FUNCTION skiplock.now() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$
     SELECT timestamptz '2030-01-01 00:00:00+00' + pg_catalog.current_setting('protocol.now')::integer * interval '1 s' $$"""
 _SECONDS = "extract(epoch FROM {} - timestamptz '2030-01-01 00:00:00+00')::integer"
 _READ = f"""SELECT json_build_object(
     'jobs', (SELECT json_agg(json_build_array(j.id, j.queue, j.priority, j.max_attempts, j.state, j.position,
-        {_SECONDS.format("j.run_at")}, j.attempt, j.losses, j.lease, j.worker, split_part(j.error, ':', 1), j.args IS NULL))
+        {_SECONDS.format("j.run_at")}, j.attempt, j.losses, j.lease, j.worker, split_part(j.error, ':', 1), j.args IS NULL, j.flow ->> 'unique'))
         FROM skiplock.jobs j),
     'workers', (SELECT json_agg(json_build_array(w.id, {_SECONDS.format("w.beat_at")},
         extract(epoch FROM w.lost_after)::integer, w.state)) FROM skiplock.workers w),
@@ -32,7 +33,8 @@ _READ = f"""SELECT json_build_object(
     'steps', (SELECT json_agg(json_build_array(s.job_id, s.name)) FROM skiplock.steps s),
     'paused', (SELECT json_agg(q.name) FROM skiplock.queues q WHERE q.paused_at IS NOT NULL),
     'payloads', (SELECT json_agg(p.job_id) FROM skiplock.payloads p),
-    'duty', (SELECT json_build_array(d.worker, {_SECONDS.format("d.until")}) FROM skiplock.duties d))"""
+    'uniques', (SELECT json_agg(json_build_array(u.key, u.job_id)) FROM skiplock.uniques u),
+    'duty', (SELECT json_build_array(d.worker, {_SECONDS.format("d.until")}) FROM skiplock.duties d WHERE d.name <> 'admit'))"""
 _CLAIMED = "id, job_lease, queue, priority, position, attempt, max_attempts, losses, (args ->> 'n')::integer AS n"
 
 
@@ -82,6 +84,7 @@ class Reality:
             attempts=[Kept(*row) for row in found["attempts"] or []],
             steps={(job, name) for job, name in found["steps"] or []},
             paused=set(found["paused"] or []),
+            uniques=dict(found["uniques"] or []),
             leader=found["duty"][0],
             leads_until=found["duty"][1],
         )
@@ -94,6 +97,8 @@ class Reality:
     def enqueue(self, new: Sequence[NewJob], first: int) -> list[int]:
         """One by `enqueue`, several by `enqueue_many`. Their arguments are numbered from `first` on."""
         args = [json.dumps({"n": first + nth, "pad": PAD if job.large else ""}) for nth, job in enumerate(new)]
+        if any(job.unique for job in new):
+            return self._enqueue_with_keys(new, args)
         if len(new) == 1:
             [job], [text] = new, args
             delay = None if job.delay is None else f"{job.delay} s"
@@ -110,6 +115,25 @@ class Reality:
             [job.max_attempts for job in new],
         )
         return [row[0] for row in rows]
+
+    def _enqueue_with_keys(self, new: Sequence[NewJob], args: Sequence[str]) -> list[int]:
+        rules = [
+            json.dumps({"unique": {"key": job.unique, "on_conflict": "replace" if job.replaces else "keep"}})
+            if job.unique
+            else None
+            for job in new
+        ]
+        rows = self.db.rows(
+            "SELECT id FROM skiplock.enqueue_flow(%s, %s::json[], %s, %s::jsonb[], %s, %s::float8[], max_attempts => %s)",
+            ["t" for _ in new],
+            list(args),
+            [job.queue for job in new],
+            rules,
+            [job.priority for job in new],
+            [job.delay for job in new],
+            [job.max_attempts for job in new],
+        )
+        return [row.id for row in rows]
 
     def claim(
         self, worker: int, lease: int, rooms: Mapping[str, int], lanes: Sequence[tuple[str, int, int]] | None
@@ -186,7 +210,13 @@ class Reality:
         return row.moved, None if row.due_in is None else round(row.due_in)
 
     def act(self, what: str, job_id: int) -> tuple[bool, str | None]:
-        [row] = self.db.rows(f"SELECT * FROM skiplock.{what}(%s)", job_id)
+        try:
+            with self.connection.transaction():
+                [row] = self.db.rows(f"SELECT * FROM skiplock.{what}(%s)", job_id)
+        except psycopg.Error as error:
+            if error.sqlstate != KEY_TAKEN:
+                raise
+            return False, "taken"
         return row.done, row.was
 
     def set_paused(self, queue: str, paused: bool) -> None:

@@ -11,84 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
-FRESH = -1
-WAITING, FINAL = ("scheduled", "retryable"), ("completed", "cancelled", "dead")
-LOST = "JobLostError"
-Pair = tuple[int, int]  # (job id, lease)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One job, in whatever stage. `lease` is that of its latest attempt, and stays when that has ended."""
-
-    id: int
-    queue: str
-    priority: int
-    max_attempts: int
-    state: str
-    position: int | None = None
-    run_at: int | None = None
-    attempt: int = 0
-    losses: int = 0
-    lease: int | None = None
-    worker: int | None = None
-    error: str | None = None  # the class of it
-    large: bool = False  # whether its arguments are kept beside it
-
-
-@dataclass(frozen=True)
-class NewJob:
-    queue: str = "default"
-    priority: int = 0
-    max_attempts: int = 10
-    delay: int | None = None
-    large: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One attempt's end, as `settle` is told it."""
-
-    id: int
-    lease: int
-    verdict: str
-    delay: int | None = None
-
-    @property
-    def pair(self) -> Pair:
-        return self.id, self.lease
-
-    @property
-    def error(self) -> str | None:
-        return {"retry": "ValueError", "dead": "Dead", "cancelled": "Cancel"}.get(self.verdict)
-
-
-@dataclass(frozen=True)
-class Worker:
-    beat_at: int
-    lost_after: int
-    state: str = "running"
-
-
-class Kept(NamedTuple):
-    """A row of `attempts`."""
-
-    job: int
-    attempt: int
-    verdict: str
-    worker: int | None
-
-
-class Beat(NamedTuple):
-    known: bool
-    leader: bool
-    due_in: int | None
-    waiting: list[str]
-    suspects: int
-    cancelled: list[int]
-    rescued: list[tuple[int, int]]
+from tests.model.values import FINAL, FRESH, LOST, WAITING, Beat, Job, Kept, NewJob, Outcome, Pair, Worker
 
 
 @dataclass
@@ -102,6 +26,7 @@ class Tables:
     attempts: list[Kept] = field(default_factory=list)
     steps: set[tuple[int, str]] = field(default_factory=set)
     paused: set[str] = field(default_factory=set)
+    uniques: dict[str, int] = field(default_factory=dict)  # as read; here they are what the live jobs have
     leader: int | None = None
     leads_until: int | None = None
 
@@ -126,15 +51,48 @@ class Tables:
 
     # -- produce -----------------------------------------------------------------------------------------------------
 
-    def enqueue(self, new: Sequence[NewJob], ids: Sequence[int]) -> list[int]:
-        dated = any(job.delay is not None for job in new)
-        for job, job_id in zip(new, ids, strict=True):
-            due = self.now + job.delay if dated and job.delay is not None else None
-            ready = due is None or due <= self.now
-            state, position = ("ready", job_id) if ready else ("scheduled", None)
-            found = Job(job_id, job.queue, job.priority, job.max_attempts, state, position, due, large=job.large)
-            self.jobs[job_id] = found
-        return list(ids)
+    def holder(self, key: str | None) -> Job | None:
+        """The live job of a unique key."""
+        return next((job for job in self.jobs.values() if key is not None and job.unique == key and job.is_live), None)
+
+    def enqueue(self, new: Sequence[NewJob], ids: Sequence[int]) -> tuple[list[int], dict[int, int]]:
+        """The job that each row stands for, and of which row each job that was written is. `ids`: as the server drew them."""
+        answers, written = [], {}
+        before = set(self.jobs)
+        for nth, (job, job_id) in enumerate(zip(new, ids, strict=True)):
+            there = self.holder(job.unique)
+            assert there is not None or job_id not in before, f"job {job_id} is there already"
+            if there is None:
+                self._write(job, job_id, None)
+            elif job.replaces and there.state != "running":
+                self._write(job, there.id, None if there.id not in before else there)
+            else:
+                answers.append(there.id)
+                continue
+            answers.append(job_id if there is None else there.id)
+            written[answers[-1]] = nth
+        return answers, written
+
+    def _write(self, job: NewJob, job_id: int, old: Job | None) -> None:
+        """As new; or in the place of an old one, whose attempts stay on record and do not count."""
+        due = None if job.delay is None else self.now + job.delay
+        ready = due is None or due <= self.now
+        place = job_id if old is None else FRESH if old.position is None else old.position
+        attempt = old.attempt if old else 0
+        state, position = ("ready", place) if ready else ("scheduled", None)
+        self.jobs[job_id] = Job(
+            job_id,
+            job.queue,
+            job.priority,
+            job.max_attempts + attempt,
+            state,
+            position,
+            due,
+            attempt,
+            large=job.large,
+            unique=job.unique,
+        )
+        self.steps = {step for step in self.steps if step[0] != job_id}
 
     # -- claim -------------------------------------------------------------------------------------------------------
 
@@ -337,6 +295,8 @@ class Tables:
         job = self.jobs.get(job_id)
         if job is None or job.state in ("ready", "running", "completed"):
             return False, job.state if job else None
+        if job.state in FINAL and self.holder(job.unique) is not None:
+            return False, "taken"
         left = max(job.max_attempts - job.attempt, 1)
         most = job.attempt + left if job.state in FINAL else job.max_attempts
         change = {"state": "ready", "position": FRESH, "worker": None, "losses": 0}

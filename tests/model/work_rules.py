@@ -9,7 +9,8 @@ from hypothesis.stateful import initialize
 
 from tests.model.actions import FATE, LOST_AFTER, NEW, PICK, ROOMS, VERDICT, action, some_caller, some_held
 from tests.model.caller import Caller, Compared, Fate
-from tests.model.reference import Job, NewJob, Outcome, Pair, Tables
+from tests.model.reference import Tables
+from tests.model.values import Job, NewJob, Outcome, Pair
 
 
 class ProducerRules(Compared):
@@ -21,15 +22,17 @@ class ProducerRules(Compared):
 
     @action(3, when=lambda self: len(self.tables.jobs) < 20, new=st.lists(NEW, min_size=1, max_size=4), fate=FATE)
     def enqueue(self, new: list[NewJob], fate: Fate) -> None:
-        first = len(self.numbers) + 1
-        known = set(self.expected)
+        first = max(self.numbers.values(), default=0) + 1
 
         def predict(tables: Tables, ids: list[int]) -> list[int]:
-            assert not known & set(ids)
+            before = tables.copy()
+            answers, written = tables.enqueue(new, ids)
             if fate is not Fate.UNDONE:
-                self.expected |= set(ids)
-                self.numbers.update({job_id: first + nth for nth, job_id in enumerate(ids)})
-            return tables.enqueue(new, ids)
+                self.expected |= set(written)
+                self.numbers.update({job_id: first + nth for job_id, nth in written.items()})
+            for job_id in set(answers) & before.jobs.keys():
+                self.saw("enqueue replaces" if job_id in written else "enqueue keeps")
+            return answers
 
         self.do("enqueue", fate, lambda: self.real.enqueue(new, first), predict)
         self.saw("enqueue in bulk" if len(new) > 1 else "enqueue one")

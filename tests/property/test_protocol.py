@@ -65,6 +65,7 @@ a worker hears of a cancel request     reconcile finds what nobody holds    reco
 cancel of running, done                cancel of None, refused              cancel of completed, refused
 retry of running, refused              retry of completed, refused          delete of running, refused
 delete of None, refused                cancel of cancelled, done            cancel of dead, refused
+enqueue keeps                          enqueue replaces                     retry of taken, refused
 """
 
 
@@ -130,6 +131,9 @@ MUTANTS = {
     "a stale settle is accepted in silence": ("_not_settled", "AND w.lease = u.lease", ""),
     "a stale lease hides behind the right one": ("settle", "HAVING count(*) > 1", "HAVING count(*) > 9"),
     "a promotion goes by number": ("promote", "ORDER BY d.run_at LIMIT", "ORDER BY d.id DESC LIMIT"),
+    "a key outlives its job": ("_let_go", "PERFORM skiplock._free_unique(v_keys, v_ids)", "PERFORM 1"),
+    "who is replaced is gone": ("_unique_owners", "v_fate = 'taken'", "v_fate = 'no'"),
+    "a retry takes no key": ("retry", "v_fresh AND v_job.flow ? 'unique'", "false"),
     "a retry by hand keeps the attempts used up": ("retry", "greatest(v_job.max_attempts - v_job.attempt, 1)", "0"),
 }  # fmt: skip
 

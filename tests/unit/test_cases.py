@@ -1,7 +1,6 @@
 """The 25 cases that broke other job systems, and the tests that show them here. Each test says in its words what to remove to see it fail.
 
-Cases of what skiplock does not do yet come with it: 16, 17 and 19 with unique jobs, the limits in 18, the
-pages in 25 with the dashboard.
+Case 25 shows what there is of it: its pages come with the dashboard.
 """
 
 from __future__ import annotations
@@ -83,11 +82,22 @@ CASES = {
     "16 clients in opposite order": (
         "chaos/test_injected_errors.py::test_clients_in_opposite_order_never_meet_a_deadlock",
         "store/test_lock_order.py::test_arming_and_disarming_lock_in_one_order",
+        "store/test_unique_races.py::test_two_batches_in_opposite_order_never_wait_for_each_other",
+        "chaos/test_unique.py::test_there_is_one_live_job_a_key_at_any_time",
+    ),
+    "17 a unique insert waits for a holder": (
+        "store/test_unique_races.py::test_an_insert_waits_for_one_that_is_under_way",
+        "store/test_unique_races.py::test_an_insert_waits_for_an_end_that_is_under_way",
+        "walk/test_unique.py::test_in_the_callers_transaction",
     ),
     "18 twenty claimers, the worst plan": (
         "store/test_claim.py::test_every_job_goes_to_exactly_one_of_many_claimers",
         "store/test_budgets.py::test_a_verb_locks_only_the_rows_it_was_asked_for",
         "chaos/test_hammer.py::test_every_job_is_completed_exactly_once",
+    ),
+    "19 two of one key in one batch": (
+        "store/test_unique.py::test_two_of_one_key_due_at_once_do_not_stop_a_batch",
+        "store/test_unique.py::test_a_retry_is_refused_while_another_has_the_key",
     ),
     "22 numbers beyond 2³¹": (
         "walk/test_beyond_int4.py::test_every_verb",

@@ -11,7 +11,7 @@ SOURCE = """
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from skiplock import JobContext, JobHandle, NewJob, Resource, Skiplock
+from skiplock import Concurrency, JobContext, JobHandle, NewJob, Rate, Resource, Skiplock, Unique
 
 app = Skiplock("postgresql://nowhere")
 
@@ -40,10 +40,19 @@ def scheduled(ctx: JobContext, n: int = 1) -> None: ...
 @app.every("10m")
 async def shortly(ctx: JobContext, n: int = 1) -> None: ...
 
+@app.task(unique=Unique(by=["path"], hold="1m"), limits=[Concurrency("path:{path}", 3), Rate("api", 10)], fair_key="{path}", expires=60)
+async def ruled(path: str) -> None: ...
+
+@app.task(unique=True, limits=())
+def unique(path: str) -> None: ...
+
 async def right() -> None:
     scheduled.enqueue(n=2)
     await shortly.aenqueue(2)
     a_number: int = app.run(app.schedules.run("also"))
+    is_new: bool = ruled.enqueue("x").is_new
+    ruled.using(unique=False, limits=[], weight=2.5).enqueue(path="x")
+    unique.using(unique=Unique(by=lambda path, **_: path, on_conflict="replace")).enqueue("x")
     handle: JobHandle = plain.enqueue("ann", times=2)
     handle = await plain.aenqueue(to="ann")
     job: NewJob = threaded.job(to="ann")
@@ -61,6 +70,13 @@ async def wrong() -> None:
     with_context.enqueue(path=3)              # E: arg-type
     with_context.using(priority="high")       # E: arg-type
     text: str = await plain("ann")            # E: assignment
+    ruled.enqueue(5)                          # E: arg-type
+    ruled.using(unique="path")                # E: arg-type
+    ruled.using(limits=["path"])              # E: list-item
+    ruled.using(limits=Rate("api", 10))       # E: arg-type
+    Unique(by=5)                              # E: arg-type
+    Concurrency("path", "3")                  # E: arg-type
+    app.task(unique="path")                   # E: call-overload
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -170,6 +171,22 @@ def test_the_servers_queue_is_not_pinned_by_a_blocked_worker(heard: Heard, db: V
         while look.execute("SELECT pg_notification_queue_usage()").fetchone() != (0.0,):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+async def test_the_number_of_a_socket_that_is_gone_is_not_watched(heard: Heard) -> None:
+    """By the time the loop hears of a connection the thread may have closed it, and another file may have its number.
+
+    To see it fail: let `watch` (work/listen.py) take whatever has the number.
+    """
+    await until(lambda: heard.sockets)
+    watch = EarWatch(heard.ear)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        watch.watch(ours.fileno())
+        assert watch._fd < 0
+    watch.watch(heard.sockets[-1])
+    assert watch._fd >= 0
+    watch.close()
 
 
 async def test_an_ear_that_hears_nothing_says_so_and_costs_nothing(

@@ -12,7 +12,7 @@ from skiplock.cli.database import connected, run_once
 from skiplock.cli.failures import PROBLEM, error_document
 from skiplock.cli.look import console, emit, say
 from skiplock.cli.options import JobId, Place, confirm, database_options, json_option, option, yes_option
-from skiplock.core.errors import JobNotFoundError, JobStateError
+from skiplock.core.errors import JobNotFoundError, JobStateError, UniqueConflictError
 from skiplock.core.job import JobState
 from skiplock.desk.act import cancel_call, delete_call, retry_call
 from skiplock.desk.find import get_call, list_call
@@ -103,7 +103,7 @@ def _act_on_all(place: Place, ids: tuple[int, ...], done: str, act: Act, json: b
         for job_id in dict.fromkeys(ids):
             try:
                 was = run(act(job_id, place.schema))
-            except (JobNotFoundError, JobStateError) as error:
+            except (JobNotFoundError, JobStateError, UniqueConflictError) as error:
                 results.append({"id": job_id, "done": False, "error": error_document(error)})
             else:
                 results.append({"id": job_id, "done": True, "was": was.value})

@@ -26,7 +26,7 @@ def pause_options(function: F) -> F:
     def handed_over(*args: Any, **given: Any) -> Any:
         return function(*args, length=given.pop("for"), **given)
 
-    return cast(F, handed_over)
+    return cast("F", handed_over)
 
 
 def act_on(place: Place, names: Sequence[str], kind: str, call: Callable[[str], Call[T]]) -> list[tuple[str, T]]:

@@ -27,6 +27,7 @@ from skiplock.cli.look import (
     state,
     table,
 )
+from skiplock.core.flow import SEPARATOR
 from skiplock.core.job import AttemptRecord, JobRecord
 
 _VERDICT_STYLES = {"retry": "yellow", "snooze": "cyan", "dead": "bold red", "cancelled": "dim", "lost": "magenta"}
@@ -65,6 +66,10 @@ def _note(job: JobRecord) -> Text:
     if job.state in ("scheduled", "retryable") and job.run_at is not None:
         due = age(job.run_at)
         parts.append(Text(f"due {due}" if due.startswith("in ") else "due now", style="dim"))
+    if job.blocked_on is not None:
+        parts.append(cell(f"waits for {limit_text(job.blocked_on)}", "dim"))
+    if job.expires_at is not None and not job.state.is_final:
+        parts.append(Text(f"expires {age(job.expires_at)}", style="dim"))
     if job.error:
         parts.append(cell(first_line(job.error), "red" if job.state == "dead" else "yellow"))
     whole = Text(" · ").join(parts)
@@ -89,6 +94,34 @@ def _width(to: Console) -> int:
     return min(to.width, _MAX_PANEL)
 
 
+def limit_text(key: str) -> str:
+    """A limit's key as people read it: its name, and the value it has for this job."""
+    name, _, value = key.partition(SEPARATOR)
+    return f"{name} = {value}" if value else name
+
+
+def unique_text(key: str) -> str:
+    """A unique key: as it was given, or of which task and arguments; and its period."""
+    parts = key.split(SEPARATOR)
+    text = parts[0] if len(parts) % 2 else f"{parts[0]}, arguments {parts[1]}"
+    return f"{text}, one in {span(float(parts[-2]))}" if len(parts) > 2 else text
+
+
+def _flow_fields(job: JobRecord) -> list[tuple[str, object]]:
+    flow = job.flow if isinstance(job.flow, dict) else {}
+    rows: list[tuple[str, object]] = []
+    if flow.get("unique") is not None:
+        rows.append(("unique", unique_text(str(flow["unique"]))))
+    if job.blocked_on is not None:
+        rows.append(("waits for", limit_text(job.blocked_on)))
+    if flow.get("fair") is not None:
+        weight = f"  (weight {flow['weight']:g})" if isinstance(flow.get("weight"), int | float) else ""
+        rows.append(("fair key", f"{flow['fair']}{weight}"))
+    if job.expires_at is not None:
+        rows.append(("expires", f"{clock(job.expires_at)}  ({_ago(job.expires_at)})"))
+    return rows
+
+
 def _fields(job: JobRecord) -> list[tuple[str, object]]:
     rows: list[tuple[str, object]] = [
         ("task", Text(plain(job.task), style="bold")),
@@ -105,6 +138,7 @@ def _fields(job: JobRecord) -> list[tuple[str, object]]:
     rows.append(("enqueued", f"{clock(job.enqueued_at)}  ({_ago(job.enqueued_at)})"))
     if job.run_at is not None and not job.state.is_final and job.state != "running":
         rows.append(("due", f"{clock(job.run_at)}  ({_ago(job.run_at)})"))
+    rows += _flow_fields(job)
     if job.error:
         rows.append(("error", Text(plain(job.error), style="red")))
     return rows

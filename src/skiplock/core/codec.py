@@ -59,7 +59,7 @@ def _from_json(kind: Any, value: Any) -> Any:
         raise ModelError(f"{kind.__name__}: {first[1]}", first[0]) from error
 
 
-_encode = msgspec.json.Encoder(enc_hook=_to_json).encode
+encode_value = _encode = msgspec.json.Encoder(enc_hook=_to_json).encode
 
 
 class ArgsCodec:

@@ -12,19 +12,20 @@ name and the value, and counts over all tasks, queues, workers and hosts.
 
 from __future__ import annotations
 
-import hashlib
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
 from typing import Any
-
-import msgspec
+from uuid import UUID
 
 from skiplock.core.codec import check_name
 from skiplock.core.errors import ArgumentError, OptionError, TaskDefinitionError
-from skiplock.core.inspect_value import shown
-from skiplock.core.outcome import Duration, as_json, seconds
+from skiplock.core.inspect_value import kind_of, shown
+from skiplock.core.outcome import Duration, as_json, pause, seconds
+from skiplock.core.unique_key import digest_of
 
 KEEP, REPLACE, RESCHEDULE, RAISE = "keep", "replace", "reschedule", "raise"
 HOLD, SKIP = "hold", "skip"
@@ -36,16 +37,21 @@ Key = str | Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """At most one live job for a key: of its task and queue, with the same arguments.
+    """At most one live job for a key: of its task and queue, with the same arguments. Live is a job until it is completed,
+    cancelled or dead: while it waits, runs, or is to be tried again.
 
-    `by`: only these parameters count (default: all), or a key as for limits, which then counts over all tasks. `period`: one
-    for each period of that length, counted from 1970, whether it has ended or not ("1h": one an hour). `hold`: for so long
-    after its end no other. `on_conflict`: what an enqueue does that finds the key taken:
+    `by`: only these parameters count (default: all; none, `[]`: one for task and queue), or a key as for limits, which then
+    counts over all tasks and queues. `period`: one for each period of that length, counted from 1970, whether it has ended
+    or not ("1h": one an hour). `hold`: for so long after its end no other. `on_conflict`: what an enqueue does that finds
+    the key taken:
 
         keep        nothing; it answers the job that is there (`is_new` is False)
-        replace     gives that job the new arguments, time and priority, unless it runs already
+        replace     gives that job the new arguments, time, priority and options, unless it runs already; attempts made with
+                    the old ones stay on record and do not count, its place in line stays
         reschedule  the same, to delay it again and again: at most `longest` after it was first enqueued
         raise       UniqueConflictError, nothing is stored
+
+    A key computed from arguments is the same however they are written: see `skiplock.core.unique_key`. Raises OptionError.
 
     @app.task(unique=Unique(by=["document_id"], on_conflict="reschedule", longest="5m"))
     """
@@ -57,15 +63,19 @@ class Unique:
     longest: Duration | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.by, str) or callable(self.by):
+            _check_key(self.by, "unique key" if callable(self.by) else check_name(self.by, "unique: by"))
+        elif self.by is not None:
+            object.__setattr__(self, "by", _check_parameter_names(self.by))
         if self.on_conflict not in (KEEP, REPLACE, RESCHEDULE, RAISE):
             raise OptionError(f"unique: on_conflict={shown(self.on_conflict)}: use keep, replace, reschedule or raise")
         if self.period is not None and seconds(self.period, "unique: period") < 1:
             raise OptionError(f"unique: period={shown(self.period)}: must be at least 1 second")
         if self.longest is not None and self.on_conflict != RESCHEDULE:
             raise OptionError(f'unique: longest={shown(self.longest)}: needs on_conflict="reschedule"')
-        for what, value in (("hold", self.hold), ("longest", self.longest)):
+        for what, value in (("period", self.period), ("hold", self.hold), ("longest", self.longest)):
             if value is not None:
-                seconds(value, f"unique: {what}")
+                pause(value, f"unique: {what}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +140,10 @@ Limit = Concurrency | Rate
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The rules of a task, or of `using(…)`. `fair_key`: jobs of one queue are served in turn by this key; `weight`: how many
+    """The rules of a task, or of `using(…)`; None: as the task says, or none. `unique` False: none. `fair_key`: jobs of one queue are served in turn by this key; `weight`: how many
     turns in a round its jobs have. `expires`: not started by then, a job is cancelled."""
 
-    unique: Unique | None = None
+    unique: Unique | bool | None = None
     limits: tuple[Limit, ...] | None = None
     fair_key: Key | None = None
     weight: float | None = None
@@ -158,12 +168,12 @@ def flow_of(
     expires: Duration | datetime | None,
 ) -> Flow:
     """What was written, checked. Raises OptionError."""
-    if isinstance(unique, bool):
-        unique = Unique() if unique else None
-    if unique is not None and not isinstance(unique, Unique):
-        raise OptionError(f"unique={shown(unique)}: give True, or a Unique(…)")
+    if unique is True:
+        unique = Unique()
+    if unique is not None and unique is not False and not isinstance(unique, Unique):
+        raise OptionError(f"unique={shown(unique)}: give True, False or a Unique(…)")
     if limits is not None:
-        limits = tuple(limits)
+        limits = tuple(limits) if isinstance(limits, Sequence) else (limits,)
         if len(limits) > MOST_LIMITS or not all(isinstance(limit, Concurrency | Rate) for limit in limits):
             raise OptionError(
                 f"limits={shown(limits)}: give a list of at most {MOST_LIMITS} Concurrency(…) and Rate(…)"
@@ -185,8 +195,14 @@ def flow_of(
 def check_parameters(flow: Flow, parameters: Sequence[str], task: str) -> None:
     """Refuse, at the declaration, keys of parameters that the task does not have. Raises TaskDefinitionError."""
     keys: list[tuple[str, Any]] = [("limit", limit.key) for limit in flow.limits or ()]
-    keys += [("fair_key", flow.fair_key), ("unique", flow.unique.by if flow.unique else None)]
+    keys += [("fair_key", flow.fair_key), ("unique", flow.unique.by if isinstance(flow.unique, Unique) else None)]
     for what, key in keys:
+        if isinstance(key, str) and key in parameters:
+            way_out = f'"{{{key}}}"' if what != "unique" else f'by=["{key}"]'
+            raise TaskDefinitionError(
+                f"task {task!r}: {what} {key!r} is a plain name, one key for all jobs, and the name of a parameter: for a key "
+                f"of each of its values write {way_out}, else choose another name"
+            )
         unknown = [name for name in _named(key) if name not in parameters]
         if unknown:
             known = ", ".join(parameters) or "none"
@@ -195,12 +211,13 @@ def check_parameters(flow: Flow, parameters: Sequence[str], task: str) -> None:
             )
 
 
-def flow_json(flow: Flow, task: str, queue: str, arguments: Mapping[str, Any], args_json: str) -> str | None:
-    """The rules of one job as enqueue_flow.sql takes them; None: none. `arguments`: by name, with defaults; `args_json`: as
-    they are stored. Raises ArgumentError if a key cannot be computed."""
+def flow_json(flow: Flow, task: str, queue: str, arguments: Mapping[str, Any]) -> str | None:
+    """The rules of one job as enqueue_flow.sql takes them; None: none. `arguments`: by name, with defaults, as the handler
+    will see them. Raises ArgumentError if a key cannot be computed."""
     rules: dict[str, Any] = {}
-    if flow.unique is not None:
-        rules["unique"] = _unique(flow.unique, task, queue, arguments, args_json)
+    unique = _unique(flow.unique, task, queue, arguments) if isinstance(flow.unique, Unique) else None
+    if unique is not None:
+        rules["unique"] = unique
     # The one whose order is kept comes first: that is how the other side knows it.
     pairs = [(limit, _limit(limit, task, arguments)) for limit in sorted(flow.limits or (), key=_order, reverse=True)]
     limits = [(limit, found) for limit, found in pairs if found is not None]
@@ -258,27 +275,24 @@ def _numbers(limit: Limit) -> dict[str, Any]:
     return {"rate": float(limit.number), "per": seconds(limit.per, "per"), "burst": limit.burst}
 
 
-def _unique(unique: Unique, task: str, queue: str, arguments: Mapping[str, Any], args_json: str) -> dict[str, Any]:
+def _unique(unique: Unique, task: str, queue: str, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     if isinstance(unique.by, str) or callable(unique.by):
-        value = _value(unique.by, "unique", task, arguments)
-        key = check_name(value if value is not None else "None", "unique key")
+        value = _value(unique.by, "unique key", task, arguments)
+        if value is None:
+            return None
+        key = _checked(
+            value, "unique key", task, "; by=[…] with names of parameters takes values of any kind and length"
+        )
     else:
-        key = f"{task}:{_digest(task, queue, unique.by, args_json)}"
+        names = arguments if unique.by is None else unique.by
+        # No name and no key as above can hold the separator, so the two kinds never meet.
+        key = f"{task}{SEPARATOR}{digest_of(task, queue, {name: arguments[name] for name in names})}"
     found: dict[str, Any] = {"key": key, "on_conflict": unique.on_conflict}
     for name in ("period", "hold", "longest"):
         value = getattr(unique, name)
         if value is not None:
             found[name] = seconds(value, name)
     return found
-
-
-def _digest(task: str, queue: str, names: Sequence[str] | None, args_json: str) -> str:
-    """Equal for equal arguments as they are stored, in whatever order their keys come."""
-    stored: dict[str, Any] = msgspec.json.decode(args_json)
-    if names is not None:
-        stored = {name: stored.get(name) for name in names}
-    text = msgspec.json.encode([task, queue, stored], order="sorted")
-    return hashlib.sha256(text).hexdigest()[:32]
 
 
 def _limit(limit: Limit, task: str, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -304,15 +318,44 @@ def limit_name(limit: Limit) -> str:
     return limit.name if limit.name is not None else str(limit.key)
 
 
+class _Formatter(string.Formatter):
+    """An enum member stands for its value, whatever the release of Python makes of it."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        return super().format_field(value.value if isinstance(value, Enum) else value, format_spec)
+
+
+_format = _Formatter().vformat
+_IN_KEYS = (str, int, float, Decimal, UUID, date, time)  # what is the same text in each process
+
+
 def _value(key: Key, what: str, task: str, arguments: Mapping[str, Any]) -> str | None:
     try:
-        found = key(**arguments) if callable(key) else key.format(**arguments)
+        found = key(**arguments) if callable(key) else _format(key, (), arguments)
     except Exception as error:
         raise ArgumentError(
             f"task {task!r}: its {what} cannot be computed from the arguments: {type(error).__name__}: {error}",
             task=task,
         ) from None
-    return None if found is None else str(found)
+    if isinstance(found, Enum):
+        found = found.value
+    if found is None:
+        return None
+    if not isinstance(found, _IN_KEYS):
+        raise ArgumentError(
+            f"task {task!r}: the function of its {what} answered {shown(found)}, which is of type {kind_of(found)}: "
+            "let it answer text, a number or None",
+            task=task,
+        )
+    return str(found)
+
+
+def _checked(value: str, what: str, task: str, way_out: str) -> str:
+    """A computed key. Raises ArgumentError: it came from the arguments."""
+    try:
+        return check_name(value, what)
+    except OptionError as error:
+        raise ArgumentError(f"task {task!r}: {error}{way_out}", task=task) from None
 
 
 def _is_plain(key: Key) -> bool:
@@ -325,6 +368,12 @@ def _named(key: Any) -> list[str]:
     if not isinstance(key, str):
         return list(key)
     return [name.split(".")[0].split("[")[0] for _, name, _, _ in string.Formatter().parse(key) if name]
+
+
+def _check_parameter_names(names: Any) -> tuple[str, ...]:
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise OptionError(f'unique: by={shown(names)}: give names of parameters, as in ["customer_id"], or a key')
+    return tuple(names)
 
 
 def _check_key(key: Key, name: str | None) -> None:

@@ -81,10 +81,10 @@ def set_limit_call(
     burst: int | None = None,
 ) -> Call[None]:
     """From now on the limit of that name (or its key with that value) is this, whatever the code says. Raises OptionError."""
-    if slots is None and rate is None:
-        raise OptionError(f"limit {shown(name)}: give slots, or a rate")
     if rate is None and (per is not None or burst is not None):
         raise OptionError(f"limit {shown(name)}: per and burst belong to a rate; give it, too")
+    if slots is None and rate is None:
+        raise OptionError(f"limit {shown(name)}: give slots, or a rate")
     for what, number, least in (("slots", slots, 0), ("burst", burst, 1)):
         if number is not None and (
             not isinstance(number, int) or isinstance(number, bool) or not least <= number <= MOST

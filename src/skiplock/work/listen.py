@@ -88,6 +88,14 @@ class Ear(threading.Thread):
                 self._on_bell(payload)
         return True
 
+    def listens_on(self, fd: int) -> bool:
+        """Whether that is the socket of its connection at present."""
+        listener = self._listener
+        try:
+            return listener is not None and listener.fileno() == fd
+        except Exception:  # just being closed
+            return False
+
     def run(self) -> None:
         failures = deaf = 0
         while not self._stopping:
@@ -155,8 +163,12 @@ class EarWatch:
         """From now on this socket. Kept as a descriptor of our own, so that the thread may close its."""
         self.close()
         with contextlib.suppress(OSError):  # closed by the thread meanwhile: it will say so with the next one
-            self._fd = os.dup(fd)
-            self._loop.add_reader(self._fd, self._readable)
+            copy = os.dup(fd)
+            if self._ear.listens_on(fd):
+                self._fd = copy
+                self._loop.add_reader(copy, self._readable)
+            else:  # by now the number may be that of somebody else's file, which is always readable
+                os.close(copy)
 
     def _readable(self) -> None:
         try:

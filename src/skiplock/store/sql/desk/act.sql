@@ -4,6 +4,7 @@
 -- Retry: dead and cancelled jobs get a new life, with the attempts they had left and at least one; a retryable or scheduled one runs now.
 CREATE OR REPLACE FUNCTION skiplock.retry(id bigint) RETURNS TABLE (done boolean, was text)
 LANGUAGE plpgsql
+SET jit = off SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -39,7 +40,7 @@ BEGIN
     v_job.run_at := skiplock.now();
     v_job.expires_at := NULL;
     IF v_fresh AND v_job.flow ? 'unique' THEN
-        SELECT t.job_id INTO v_holder FROM skiplock._take_unique(ARRAY[v_job.flow ->> 'unique'], ARRAY[v_job.id], NULL, NULL) t;
+        v_holder := skiplock._take_unique(v_job.flow ->> 'unique', v_job.id, NULL, (v_job.flow ->> 'hold')::float8);
         IF v_holder <> v_job.id THEN
             RAISE EXCEPTION 'job %: its unique key is held by job %; cancel or wait for that one', $1, v_holder USING ERRCODE = 'SK005';
         END IF;
@@ -75,6 +76,7 @@ END $$;
 -- its next beat). Cancelling a cancelled job is no error.
 CREATE OR REPLACE FUNCTION skiplock.cancel(id bigint) RETURNS TABLE (done boolean, was text)
 LANGUAGE plpgsql
+SET jit = off SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -131,6 +133,7 @@ END $$;
 -- Delete: for good, with its attempts, its steps and its large arguments. Not while it runs: cancel it first.
 CREATE OR REPLACE FUNCTION skiplock.delete(id bigint) RETURNS TABLE (done boolean, was text)
 LANGUAGE plpgsql
+SET jit = off SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -144,10 +147,10 @@ BEGIN
             WHERE j.ctid = ANY (ARRAY(SELECT p.place FROM skiplock._ready_places(ARRAY[$1]) p)) AND j.id = $1 RETURNING j.state, j.flow INTO was, v_flow;
         END IF;
         IF was IS NULL THEN
-            DELETE FROM skiplock.jobs_dead j WHERE j.id = $1 RETURNING j.state INTO was;
+            DELETE FROM skiplock.jobs_dead j WHERE j.id = $1 RETURNING j.state, j.flow INTO was, v_flow;
         END IF;
         IF was IS NULL THEN
-            DELETE FROM skiplock.jobs_finished j WHERE j.id = $1 RETURNING j.state INTO was;
+            DELETE FROM skiplock.jobs_finished j WHERE j.id = $1 RETURNING j.state, j.flow INTO was, v_flow;
         END IF;
         done := was IS NOT NULL;
         EXIT WHEN done;
@@ -159,6 +162,8 @@ BEGIN
         DELETE FROM skiplock.steps s WHERE s.job_id = $1;
         DELETE FROM skiplock.payloads p WHERE p.job_id = $1;
         IF v_flow IS NOT NULL THEN
+            -- A key is held for nothing that is not there any more.
+            DELETE FROM skiplock.uniques u WHERE u.key = v_flow ->> 'unique' AND u.job_id = $1;
             PERFORM skiplock._let_go(jsonb_build_array(v_flow || jsonb_build_object('id', $1)), true, false);
         END IF;
     END IF;

@@ -4,6 +4,7 @@
 --    "order": hold|skip (of the first limit, which has one slot), "fair": text, "weight": n, "expires": seconds from now | point in time}
 -- `admits`: let jobs in at once that their limits allow. Only for a transaction that ends with this statement: nobody else
 -- lets jobs in until then.
+-- Of these a row keeps, in `flow`: unique (the key, with its period), hold, limits, order, fair, weight.
 -- A statement of its own, so that jobs without rules pay nothing for those of others.
 CREATE OR REPLACE FUNCTION skiplock.enqueue_flow(
     tasks        text[],
@@ -30,44 +31,50 @@ DECLARE
     v_writes boolean[];  -- whether its job is to be written: new, or replaced
     v_attempts integer[];
     v_since timestamptz[];
+    v_places bigint[];
+    v_fairs text[];
     v_queues text[];
     v_due timestamptz;
     v_blocked boolean;
 BEGIN
     PERFORM skiplock._check_depth($3) FROM skiplock.queues q WHERE q.name = ANY ($3) AND q.max_depth IS NOT NULL LIMIT 1;
     PERFORM skiplock._check_flow(u.nth, u.flow) FROM unnest($4) WITH ORDINALITY AS u (flow, nth) WHERE u.flow IS NOT NULL;
-    SELECT t.owners, t.writes, t.attempts, t.since INTO v_owners, v_writes, v_attempts, v_since
+    SELECT t.owners, t.writes, t.attempts, t.since, t.places, t.fairs INTO v_owners, v_writes, v_attempts, v_since, v_places, v_fairs
     FROM skiplock._unique_owners(v_ids, $4, v_now) t;
 
     WITH n AS MATERIALIZED (
         SELECT v.nth, v.owner AS id,
                skiplock._admit(v.owner, v.nth, v.task, v.args, v.queue, v.priority, v.delay, v.run_at, v.max_attempts) AS args,
-               v.task, v.queue, coalesce(v.priority, 0)::smallint AS priority, coalesce(v.max_attempts, 10) AS max_attempts,
-               v.attempt, coalesce(v.since, v_now) AS since, v.tags::text[] AS tags, v.meta, v.options, v.flow,
+               v.task, v.queue, coalesce(v.priority, 0)::smallint AS priority,
+               -- The attempts made with other arguments stay on record and count for nothing.
+               least(coalesce(v.max_attempts, 10)::bigint + coalesce(v.attempt, 0), 2147483647)::integer AS max_attempts, v.attempt, coalesce(v.since, v_now) AS since, v.tags::text[] AS tags, v.meta, v.options, v.flow,
                -- A delay that is drawn out again and again ends at some time.
-               least(coalesce(v.run_at, v_now + make_interval(secs => v.delay)),
-                     v.since + make_interval(secs => (v.flow -> 'unique' ->> 'longest')::float8)) AS due,
+               least(d.due, CASE WHEN d.due IS NOT NULL
+                                 THEN coalesce(v.since, v_now) + make_interval(secs => (v.flow -> 'unique' ->> 'longest')::float8) END) AS due,
                CASE jsonb_typeof(v.flow -> 'expires')
                    WHEN 'number' THEN v_now + make_interval(secs => (v.flow ->> 'expires')::float8)
                    WHEN 'string' THEN (v.flow ->> 'expires')::timestamptz END AS expires_at,
-               nullif(jsonb_strip_nulls(v.flow - 'expires' || jsonb_build_object('unique', v.unique_key)), '{}') AS rules
-        FROM (SELECT x.* FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, v_owners, v_writes, v_attempts, v_since,
-                         skiplock._unique_keys($4, v_now)) WITH ORDINALITY
+               nullif(jsonb_strip_nulls(v.flow - 'expires' || jsonb_build_object('unique', v.unique_key, 'hold', v.flow -> 'unique' -> 'hold')), '{}') AS rules,
+               -- Whoever is replaced again and again would never come to the head of the line if it went to its end each time.
+               CASE WHEN v.fair IS NOT DISTINCT FROM v.flow ->> 'fair' THEN v.place END AS place
+        FROM (SELECT x.* FROM unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, v_owners, v_writes, v_attempts, v_since, v_places,
+                         v_fairs, skiplock._unique_keys($4, v_now)) WITH ORDINALITY
                   AS x (task, args, queue, flow, priority, delay, run_at, max_attempts, tags, meta, options, owner, writes, attempt,
-                        since, unique_key, nth)) v
+                        since, place, fair, unique_key, nth)) v,
+             LATERAL (SELECT coalesce(v.run_at, v_now + make_interval(secs => v.delay))) AS d (due)
         WHERE v.writes
     ), fair AS (
         SELECT f.* FROM (
             SELECT array_agg(x.id ORDER BY x.nth) AS ids, array_agg(x.queue ORDER BY x.nth) AS queues,
                    array_agg(x.priority ORDER BY x.nth) AS priorities, array_agg(x.rules ->> 'fair' ORDER BY x.nth) AS keys,
                    array_agg(coalesce((x.rules ->> 'weight')::float8, 1) ORDER BY x.nth) AS weights
-            FROM n x WHERE x.rules ? 'fair' AND NOT x.rules ? 'limits' AND (x.due <= v_now OR x.due IS NULL)) a,
+            FROM n x WHERE x.place IS NULL AND x.rules ? 'fair' AND NOT x.rules ? 'limits' AND (x.due <= v_now OR x.due IS NULL)) a,
             LATERAL skiplock._fair_places(a.ids, a.queues, a.priorities, a.keys, a.weights) f
         WHERE a.ids IS NOT NULL
     ), ready AS (
         INSERT INTO skiplock.jobs_ready
             (id, position, enqueued_at, run_at, attempt, max_attempts, priority, state, queue, task, args, tags, meta, options, flow, expires_at)
-        SELECT x.id, coalesce((SELECT f.place FROM fair f WHERE f.id = x.id), CASE WHEN x.attempt IS NULL THEN x.id ELSE nextval('skiplock.job_numbers') END),
+        SELECT x.id, coalesce(x.place, (SELECT f.place FROM fair f WHERE f.id = x.id), CASE WHEN x.attempt IS NULL THEN x.id ELSE nextval('skiplock.job_numbers') END),
                x.since, x.due, coalesce(x.attempt, 0), x.max_attempts, x.priority, 'ready', x.queue, x.task, x.args, x.tags, x.meta,
                x.options, x.rules, x.expires_at
         FROM n x WHERE NOT coalesce(x.rules ? 'limits', false) AND (x.due <= v_now OR x.due IS NULL)
@@ -75,7 +82,8 @@ BEGIN
         INSERT INTO skiplock.jobs_waiting
             (id, position, enqueued_at, run_at, attempt, max_attempts, priority, state, queue, task, args, tags, meta, options, flow,
              expires_at, blocked_on)
-        SELECT x.id, CASE WHEN x.due > v_now THEN NULL WHEN x.attempt IS NULL OR x.rules ? 'order' THEN x.id ELSE nextval('skiplock.job_numbers') END,
+        SELECT x.id, CASE WHEN x.due > v_now THEN NULL WHEN x.place IS NOT NULL THEN x.place
+                          WHEN x.attempt IS NULL OR x.rules ? 'order' THEN x.id ELSE nextval('skiplock.job_numbers') END,
                x.since, x.due, coalesce(x.attempt, 0), x.max_attempts, x.priority,
                CASE WHEN x.due > v_now THEN 'scheduled' ELSE 'blocked' END, x.queue, x.task, x.args, x.tags, x.meta, x.options,
                x.rules, x.expires_at, CASE WHEN x.due > v_now THEN NULL ELSE x.rules -> 'limits' -> 0 ->> 'key' END
@@ -105,111 +113,6 @@ BEGIN
     RETURN QUERY SELECT o.owner, o.owner = o.id FROM unnest(v_ids, v_owners) WITH ORDINALITY AS o (id, owner, nth) ORDER BY o.nth;
 END $$;
 
--- The unique key of each row, with the number of its period; NULL where it has none.
-CREATE OR REPLACE FUNCTION skiplock._unique_keys(flows jsonb[], at timestamptz) RETURNS text[]
-LANGUAGE sql STABLE
-AS $$
-    SELECT array_agg(CASE WHEN u.flow -> 'unique' ? 'period'
-                          THEN (u.flow -> 'unique' ->> 'key') || '@' || floor(extract(epoch FROM at) / (u.flow -> 'unique' ->> 'period')::float8)
-                          ELSE u.flow -> 'unique' ->> 'key' END ORDER BY u.nth)
-    FROM unnest(flows) WITH ORDINALITY AS u (flow, nth)
-$$;
-
--- Who has the unique keys of these rows: `owners`, and `writes`: whether that job is to be written (it is new, or its waiting
--- predecessor was taken out of its line to be replaced; then with the `attempts` it has made, and `since` when it was enqueued).
--- A predecessor that runs, or that somebody else is just moving, is kept.
-CREATE OR REPLACE FUNCTION skiplock._unique_owners(ids bigint[], flows jsonb[], at timestamptz)
-RETURNS TABLE (owners bigint[], writes boolean[], attempts integer[], since timestamptz[])
-LANGUAGE plpgsql
-SET jit = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_keys text[] := skiplock._unique_keys($2, $3);
-    v_held_keys text[];
-    v_holders bigint[];
-    v_row record;
-    v_taken record;
-    v_seen bigint[] := '{}';
-BEGIN
-    owners := $1;
-    writes := array_fill(true, ARRAY[cardinality($1)]);
-    attempts := array_fill(NULL::integer, ARRAY[cardinality($1)]);
-    since := array_fill(NULL::timestamptz, ARRAY[cardinality($1)]);
-    IF array_remove(v_keys, NULL) = '{}' OR v_keys IS NULL THEN
-        RETURN NEXT;
-        RETURN;
-    END IF;
-    -- Of rows with one key in one batch the first one takes it.
-    SELECT array_agg(t.key), array_agg(t.job_id) INTO v_held_keys, v_holders
-    FROM (SELECT array_agg(f.key) AS keys, array_agg(f.id) AS ids, array_agg(f.until) AS untils, array_agg(f.hold) AS holds
-          FROM (SELECT DISTINCT ON (u.key) u.key, u.id, (u.flow -> 'unique' ->> 'hold')::float8 AS hold,
-                       to_timestamp((floor(extract(epoch FROM $3) / p.period) + 1) * p.period) AS until
-                FROM unnest(v_keys, $1, $2) WITH ORDINALITY AS u (key, id, flow, nth),
-                     LATERAL (SELECT (u.flow -> 'unique' ->> 'period')::float8) AS p (period)
-                WHERE u.key IS NOT NULL ORDER BY u.key, u.nth) f) b,
-         LATERAL skiplock._take_unique(b.keys, b.ids, b.untils, b.holds) t;
-    FOR v_row IN
-        SELECT u.nth, u.id, h.job_id, u.flow -> 'unique' ->> 'on_conflict' AS on_conflict
-        FROM unnest(v_keys, $1, $2) WITH ORDINALITY AS u (key, id, flow, nth)
-        JOIN unnest(v_held_keys, v_holders) AS h (key, job_id) ON h.key = u.key
-        WHERE h.job_id <> u.id ORDER BY u.nth
-    LOOP
-        IF v_row.on_conflict = 'raise' THEN
-            RAISE EXCEPTION 'job %: its unique key is held by job %', v_row.nth, v_row.job_id USING ERRCODE = 'SK005';
-        END IF;
-        owners[v_row.nth] := v_row.job_id;
-        writes[v_row.nth] := false;
-        CONTINUE WHEN v_row.on_conflict NOT IN ('replace', 'reschedule');
-        IF v_row.job_id = ANY ($1) OR v_row.job_id = ANY (v_seen) THEN
-            -- Made or replaced by an earlier row of this batch: that row gives way to this one.
-            FOR v_earlier IN 1..v_row.nth - 1 LOOP
-                IF owners[v_earlier] = v_row.job_id AND writes[v_earlier] THEN
-                    writes[v_earlier] := false;
-                    writes[v_row.nth] := true;
-                    attempts[v_row.nth] := attempts[v_earlier];
-                    since[v_row.nth] := since[v_earlier];
-                END IF;
-            END LOOP;
-            CONTINUE;
-        END IF;
-        SELECT * INTO v_taken FROM skiplock._take_out(v_row.job_id);
-        IF v_taken.id IS NOT NULL THEN
-            v_seen := v_seen || v_row.job_id;
-            writes[v_row.nth] := true;
-            attempts[v_row.nth] := v_taken.attempt;
-            since[v_row.nth] := v_taken.enqueued_at;
-        END IF;
-    END LOOP;
-    RETURN NEXT;
-END $$;
-
--- Take a job that waits or is ready out of its line, unless somebody is just moving it.
-CREATE OR REPLACE FUNCTION skiplock._take_out(id bigint) RETURNS skiplock.jobs
-LANGUAGE plpgsql
-SET jit = off SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
-AS $$
-#variable_conflict use_column
-DECLARE
-    v_job skiplock.jobs;
-BEGIN
-    DELETE FROM skiplock.jobs_waiting w WHERE w.ctid = ANY (ARRAY(
-        SELECT x.ctid FROM skiplock.jobs_waiting x WHERE x.id = $1 FOR UPDATE SKIP LOCKED)) RETURNING * INTO v_job;
-    IF v_job.id IS NULL THEN
-        DELETE FROM skiplock.jobs_ready r WHERE r.ctid = ANY (ARRAY(
-            SELECT x.ctid FROM skiplock.jobs_ready x
-            WHERE x.ctid = ANY (ARRAY(SELECT p.place FROM skiplock._ready_places(ARRAY[$1]) p)) AND x.id = $1 FOR UPDATE SKIP LOCKED))
-        RETURNING * INTO v_job;
-    END IF;
-    IF v_job.id IS NOT NULL THEN
-        DELETE FROM skiplock.payloads p WHERE p.job_id = $1;
-        IF v_job.flow ? 'limits' THEN
-            PERFORM skiplock._let_go(jsonb_build_array(v_job.flow || jsonb_build_object('id', $1) || '{"order": "skip"}'), false, false);
-        END IF;
-    END IF;
-    RETURN v_job;
-END $$;
-
 -- Refuse rules that make no sense, with SQLSTATE SK001 and the job's place in the list.
 CREATE OR REPLACE FUNCTION skiplock._check_flow(nth bigint, flow jsonb) RETURNS void
 LANGUAGE plpgsql
@@ -224,8 +127,9 @@ BEGIN
         v_problem := 'unique: a key has 1 to 400 characters';
     ELSIF flow ? 'unique' AND coalesce(flow -> 'unique' ->> 'on_conflict', 'keep') NOT IN ('keep', 'replace', 'reschedule', 'raise') THEN
         v_problem := format('unique: on_conflict %L: must be keep, replace, reschedule or raise', flow -> 'unique' ->> 'on_conflict');
-    ELSIF (flow -> 'unique' ->> 'period')::float8 < 1 OR (flow -> 'unique' ->> 'hold')::float8 < 0 OR (flow -> 'unique' ->> 'longest')::float8 < 0 THEN
-        v_problem := 'unique: period must be at least 1 second, hold and longest not negative';
+    ELSIF (flow -> 'unique' ->> 'period')::float8 NOT BETWEEN 1 AND 3.2e9 OR (flow -> 'unique' ->> 'hold')::float8 NOT BETWEEN 0 AND 3.2e9
+          OR (flow -> 'unique' ->> 'longest')::float8 NOT BETWEEN 0 AND 3.2e9 THEN
+        v_problem := format('unique %s: period must be at least 1 second, hold and longest not negative, none of them more than 100 years', flow -> 'unique');
     ELSIF flow ? 'limits' AND (jsonb_typeof(flow -> 'limits') <> 'array' OR jsonb_array_length(flow -> 'limits') NOT BETWEEN 1 AND 8) THEN
         v_problem := 'limits: must be a list of 1 to 8 rules';
     ELSIF jsonb_typeof(flow -> 'limits') = 'array'

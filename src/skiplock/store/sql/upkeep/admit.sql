@@ -4,20 +4,25 @@
 -- Whoever frees a slot or puts a job in line writes a nudge in the same transaction. A nudge is only taken under that row, so
 -- whoever takes it sees all that was done before it was written, and all that earlier holders of the row did.
 
--- The rule in force for a key: changed for that very key, or for its name, or else what the job says. A row may have both kinds.
+-- Of these rows of limits, for a key and for its name, and of what the job says. A row may have both kinds.
+CREATE OR REPLACE FUNCTION skiplock._chosen(own jsonb, mine skiplock.limits, named skiplock.limits) RETURNS jsonb
+LANGUAGE sql IMMUTABLE
+AS $$
+    SELECT CASE
+        WHEN ($2).key IS NULL AND ($3).key IS NULL THEN $1
+        WHEN $1 ? 'slots' THEN CASE WHEN coalesce(($2).slots, ($3).slots) IS NULL THEN $1
+                                    ELSE jsonb_build_object('slots', coalesce(($2).slots, ($3).slots)) END
+        WHEN ($2).rate IS NOT NULL THEN jsonb_build_object('rate', ($2).rate, 'per', ($2).per, 'burst', ($2).burst)
+        WHEN ($3).rate IS NOT NULL THEN jsonb_build_object('rate', ($3).rate, 'per', ($3).per, 'burst', ($3).burst)
+        ELSE $1 END
+$$;
+
+-- The rule in force for a key: changed for that very key, or for its name, or else what the job says.
 CREATE OR REPLACE FUNCTION skiplock._rule(key text, own jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 AS $$
-    SELECT CASE WHEN $2 ? 'slots' THEN coalesce(
-        (SELECT jsonb_build_object('slots', l.slots) FROM skiplock.limits l WHERE l.key = $1 AND l.slots IS NOT NULL),
-        (SELECT jsonb_build_object('slots', l.slots) FROM skiplock.limits l WHERE l.key = split_part($1, E'\x1f', 1) AND l.slots IS NOT NULL),
-        $2)
-    ELSE coalesce(
-        (SELECT jsonb_build_object('rate', l.rate, 'per', l.per, 'burst', l.burst) FROM skiplock.limits l
-         WHERE l.key = $1 AND l.rate IS NOT NULL),
-        (SELECT jsonb_build_object('rate', l.rate, 'per', l.per, 'burst', l.burst) FROM skiplock.limits l
-         WHERE l.key = split_part($1, E'\x1f', 1) AND l.rate IS NOT NULL),
-        $2) END
+    SELECT skiplock._chosen($2, k, n) FROM (SELECT) AS one
+    LEFT JOIN skiplock.limits k ON k.key = $1 LEFT JOIN skiplock.limits n ON n.key = split_part($1, E'\x1f', 1)
 $$;
 
 -- A rate rule in numbers: seconds between two starts, how many may come at once, and how much later than they were let in the
@@ -227,14 +232,21 @@ SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_keys text[];
+    v_keys text[];      -- these, and what follows up to the blank line, go together: one element a key
     v_rules jsonb[];
     v_rooms bigint[];
-    v_looks bigint[];  -- how many jobs of each key to look at
-    v_heads tid[];     -- the only job that may be next, where order is kept
-    v_strict text[];   -- keys whose jobs have further limits
-    v_picked_keys text[];
+    v_looks bigint[];   -- how many of its jobs to look at
+    v_heads tid[];      -- the only job that may be next, where order is kept
+    v_strict boolean[]; -- whether its jobs have further limits
+    v_numbers bigint[]; -- how many of its jobs were found
+
+    v_nths integer[];   -- the jobs found: their keys, and where they lie
     v_places tid[];
+    v_plain tid[] := '{}';
+    v_others tid[] := '{}';
+    v_other_keys text[] := '{}';
+    v_several integer[];
+    v_has_rates boolean;
     v_entered record;
 BEGIN
     moved := 0; queues := '{}'; again := '{}';
@@ -245,69 +257,88 @@ BEGIN
     ), due AS (
         UPDATE skiplock.meters m SET wake_at = NULL
         WHERE m.key = ANY (ARRAY(SELECT x.key FROM skiplock.meters x WHERE x.wake_at <= $1 ORDER BY x.wake_at LIMIT $2)) RETURNING m.key
-    ), found AS (
-        SELECT d.key, h.place, h.strict, h.ordered, skiplock._rule(d.key, h.own) AS rule
-        FROM (SELECT t.key FROM taken t UNION SELECT e.key FROM due e) d,
+    ), found AS MATERIALIZED (
+        SELECT d.key, h.place, h.strict, h.ordered, skiplock._chosen(h.own, k, n) AS rule
+        FROM (SELECT t.key FROM taken t UNION SELECT e.key FROM due e) d
+        LEFT JOIN skiplock.limits k ON k.key = d.key LEFT JOIN skiplock.limits n ON n.key = split_part(d.key, E'\x1f', 1),
              LATERAL (SELECT w.ctid AS place, jsonb_array_length(w.flow -> 'limits') > 1 AS strict, w.flow ? 'order' AS ordered,
-                             (SELECT l.item FROM jsonb_array_elements(w.flow -> 'limits') AS l (item) WHERE l.item ->> 'key' = d.key LIMIT 1) AS own
+                             CASE WHEN w.flow -> 'limits' -> 0 ->> 'key' = d.key THEN w.flow -> 'limits' -> 0
+                                  ELSE (SELECT l.item FROM jsonb_array_elements(w.flow -> 'limits') AS l (item) WHERE l.item ->> 'key' = d.key LIMIT 1)
+                             END AS own
                       FROM skiplock.jobs_waiting w WHERE w.state = 'blocked' AND w.blocked_on = d.key
                       ORDER BY CASE WHEN w.flow ? 'order' THEN 0 ELSE w.priority END DESC, w.position LIMIT 1) h  -- nobody waits: nothing to do
     ), rooms AS MATERIALIZED (
-        SELECT f.*, skiplock._room(f.key, f.rule, $1) AS room, greatest(1, $2 / count(*) OVER ()) AS share FROM found f
+        SELECT f.*, greatest(1, $2 / count(*) OVER ()) AS share,
+               -- As _room says, without a call for each of a thousand keys.
+               CASE WHEN f.rule ? 'slots' THEN (f.rule ->> 'slots')::bigint - (
+                        SELECT count(*) FROM (SELECT FROM skiplock.slots s WHERE s.key = f.key LIMIT (f.rule ->> 'slots')::bigint) held)
+                    ELSE skiplock._room(f.key, f.rule, $1) END AS room
+        FROM found f
     )
     SELECT array_agg(r.key), array_agg(r.rule), array_agg(r.room), array_agg(CASE WHEN r.ordered THEN r.place END),
            array_agg(CASE WHEN r.room < 1 THEN 0 WHEN r.ordered THEN 1 WHEN r.strict THEN greatest(least(r.room, r.share), least(r.share, 100))
                           ELSE least(r.room, r.share) END),
-           array_agg(r.key) FILTER (WHERE r.strict)
-    INTO v_keys, v_rules, v_rooms, v_heads, v_looks, v_strict FROM rooms r;
+           array_agg(r.strict), bool_or(NOT r.rule ? 'slots')
+    INTO v_keys, v_rules, v_rooms, v_heads, v_looks, v_strict, v_has_rates FROM rooms r;
     IF v_keys IS NULL THEN
         RETURN;
     END IF;
 
-    SELECT array_agg(k.key), array_agg(c.place), array_agg(k.key) FILTER (WHERE c.number > 1) || v_strict
-    INTO v_picked_keys, v_places, v_strict
-    FROM unnest(v_keys, v_looks, v_heads) AS k (key, looks, head),
+    SELECT coalesce(array_agg(k.nth), '{}'), array_agg(c.place), array_agg(k.nth) FILTER (WHERE c.number > 1) INTO v_nths, v_places, v_several
+    FROM unnest(v_keys, v_looks, v_heads) WITH ORDINALITY AS k (key, looks, head, nth),
          LATERAL (SELECT w.ctid AS place, jsonb_array_length(w.flow -> 'limits') AS number
                   FROM skiplock.jobs_waiting w
                   WHERE w.state = 'blocked' AND w.blocked_on = k.key
                   ORDER BY CASE WHEN w.flow ? 'order' THEN 0 ELSE w.priority END DESC, w.position
                   LIMIT k.looks FOR UPDATE SKIP LOCKED) c
     WHERE k.looks > 0 AND (k.head IS NULL OR c.place = k.head);
-    v_strict := coalesce(v_strict, '{}');
 
-    IF v_picked_keys IS NOT NULL THEN
-        -- The keys whose jobs have no other limit: as many as there is room for. These take their slots first, so that those after
-        -- them see what is left.
-        PERFORM skiplock._count_start(p.key, p.rule, $1, p.number)
-        FROM (SELECT k.key, k.rule, count(*) AS number FROM unnest(v_picked_keys) AS x (key)
-              JOIN unnest(v_keys, v_rules) AS k (key, rule) ON k.key = x.key
-              WHERE NOT k.rule ? 'slots' AND k.key <> ALL (v_strict) GROUP BY 1, 2) p;
-        SELECT * INTO v_entered FROM skiplock._enter(ARRAY(
-            SELECT p.place FROM unnest(v_picked_keys, v_places) AS p (key, place) WHERE p.key <> ALL (v_strict)));
-        moved := v_entered.number; queues := coalesce(v_entered.queues, '{}');
-        IF v_strict <> '{}' THEN
-            SELECT e.number, coalesce(e.queues, '{}') AS queues INTO v_entered
-            FROM skiplock._admit_strictly(
-                ARRAY(SELECT p.place FROM unnest(v_picked_keys, v_places) WITH ORDINALITY AS p (key, place, nth) WHERE p.key = ANY (v_strict) ORDER BY p.nth),
-                ARRAY(SELECT p.key FROM unnest(v_picked_keys, v_places) WITH ORDINALITY AS p (key, place, nth) WHERE p.key = ANY (v_strict) ORDER BY p.nth), $1) s,
-                LATERAL skiplock._enter(s) e;
-            moved := moved + v_entered.number; queues := queues || v_entered.queues;
+    -- Loops over arrays and no joins of them, which would compare each key with each.
+    v_numbers := array_fill(0::bigint, ARRAY[cardinality(v_keys)]);
+    FOR v_at IN 1..coalesce(cardinality(v_several), 0) LOOP
+        v_strict[v_several[v_at]] := true;
+    END LOOP;
+    FOR v_at IN 1..cardinality(v_nths) LOOP
+        v_numbers[v_nths[v_at]] := v_numbers[v_nths[v_at]] + 1;
+        IF v_strict[v_nths[v_at]] THEN
+            v_others := v_others || v_places[v_at];
+            v_other_keys := v_other_keys || v_keys[v_nths[v_at]];
+        ELSE
+            v_plain := v_plain || v_places[v_at];
         END IF;
+    END LOOP;
+    IF v_has_rates THEN
+        FOR v_at IN 1..cardinality(v_keys) LOOP
+            IF v_numbers[v_at] > 0 AND NOT v_strict[v_at] AND NOT v_rules[v_at] ? 'slots' THEN
+                PERFORM skiplock._count_start(v_keys[v_at], v_rules[v_at], $1, v_numbers[v_at]);
+            END IF;
+        END LOOP;
+    END IF;
+    -- Those without further limits take their slots first, so that those after them see what is left.
+    IF v_plain <> '{}' THEN
+        SELECT e.number, e.queues INTO v_entered FROM skiplock._enter(v_plain) e;
+        moved := v_entered.number; queues := coalesce(v_entered.queues, '{}');
+    END IF;
+    IF v_others <> '{}' THEN
+        SELECT e.number, e.queues INTO v_entered FROM skiplock._enter(skiplock._admit_strictly(v_others, v_other_keys, $1)) e;
+        moved := moved + v_entered.number; queues := queues || coalesce(v_entered.queues, '{}');
     END IF;
 
     -- Keys that had more room than was looked at go on in the next round; keys of which a job was skipped that somebody has locked
     -- (to replace or to cancel it, which may yet come to nothing) must not be forgotten either.
-    WITH seen AS (
-        SELECT k.key, k.room, k.looks, (SELECT count(*) FROM unnest(v_picked_keys) AS p (key) WHERE p.key = k.key) AS number
-        FROM unnest(v_keys, v_rooms, v_looks) AS k (key, room, looks) WHERE k.room > 0
-    ), further AS (
-        INSERT INTO skiplock.nudges (key)
-        SELECT s.key FROM seen s
-        WHERE s.number = s.looks AND (s.room > s.looks OR s.key = ANY (v_strict) AND skiplock._has_room_and_line(s.key, $1))
-    )
-    SELECT coalesce(array_agg(s.key), '{}') INTO again FROM seen s
-    WHERE s.number < s.looks AND skiplock._has_room_and_line(s.key, $1);
-    PERFORM skiplock._wake_meters(v_keys, v_rules, $1);
+    FOR v_at IN 1..cardinality(v_keys) LOOP
+        CONTINUE WHEN v_rooms[v_at] < 1;
+        IF v_numbers[v_at] < v_looks[v_at] THEN
+            IF skiplock._has_room_and_line(v_keys[v_at], $1) THEN
+                again := again || v_keys[v_at];
+            END IF;
+        ELSIF v_rooms[v_at] > v_looks[v_at] OR v_strict[v_at] AND skiplock._has_room_and_line(v_keys[v_at], $1) THEN
+            INSERT INTO skiplock.nudges (key) VALUES (v_keys[v_at]);
+        END IF;
+    END LOOP;
+    IF v_has_rates THEN
+        PERFORM skiplock._wake_meters(v_keys, v_rules, $1);
+    END IF;
 END $$;
 
 -- Whether somebody stands in the line of a key that has room.
