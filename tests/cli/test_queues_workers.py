@@ -39,7 +39,10 @@ def test_pauses_that_end(invoke):
         )
         out = invoke(group, "pause", names, "--until", "2999-01-02T03:04+00:00", TZ="UTC").out
         assert out == f"{group[:-1]} {names}: paused until 2999-01-02 03:04:00 UTC\n"
-        assert "2999-01-02 03:04:00" in invoke(group, "list", TZ="UTC").out
+        for width in ("80", "120"):
+            lines = invoke(group, "list", TZ="UTC", COLUMNS=width).out.splitlines()
+            assert all(len(line) <= int(width) for line in lines)
+            assert any(line.startswith(names[:4]) for line in lines) and any("2999-01-02" in line for line in lines)
         assert invoke(group, "pause", names, "--for", "soon").code == 2
         assert invoke(group, "pause", names, "--for", "1h", "--until", "2999-01-02T03:04Z").code == 2
         assert invoke(group, "pause", names, "--until", "2999-01-02T03:04").code == 2, "no zone"
@@ -51,17 +54,18 @@ def test_pauses_that_end(invoke):
 
 
 def test_bounds(invoke):
-    assert invoke("queues", "bound", "mail", "2").out == "queue mail: at most 2 jobs\n"
-    assert [invoke("enqueue", "any", "--queue", "mail").code for _ in range(3)] == [0, 0, 1]
-    refused = invoke("enqueue", "any", "--queue", "mail", "--json")
+    assert invoke("queues", "bound", "post", "2").out == "queue post: at most 2 jobs\n"
+    assert [invoke("enqueue", "any", "--queue", "post").code for _ in range(3)] == [0, 0, 1]
+    refused = invoke("enqueue", "any", "--queue", "post", "--json")
     assert refused.error["code"] == "queue_full" and "its bound of 2" in refused.error["message"]
     assert "at most 2" in invoke("queues", "list").out
-    assert invoke("queues", "bound", "mail", "none", "--json").json == {"queues": [{"name": "mail", "max_depth": None}]}
-    assert invoke("enqueue", "any", "--queue", "mail").code == 0
-    assert [invoke("queues", "bound", "mail", bad).code for bad in ("0", "x", "-1", "10000000")] == [2, 2, 2, 2]
+    assert invoke("queues", "bound", "post", "none", "--json").json == {"queues": [{"name": "post", "max_depth": None}]}
+    assert invoke("enqueue", "any", "--queue", "post").code == 0
+    assert [invoke("queues", "bound", "post", bad).code for bad in ("0", "x", "-1", "10000000")] == [2, 2, 2, 2]
 
 
 def test_ageing(invoke):
+    invoke("queues", "resume", "mail")
     assert invoke("queues", "age", "mail", "5m").out == "queue mail: +1 in priority for each 5 min\n"
     [queue] = [q for q in invoke("queues", "list", "--json").json["queues"] if q["name"] == "mail"]
     assert queue["age_every"] == 300 and "+1 each 5 min" in invoke("queues", "list").out
