@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.store.budgets import CORRECT, LEANINGS, NEVER, NO_ROWS, ONE_ROW, Planner, Verb
+from tests.support import clone, connect, drop
 from tests.support.verbs import Claimed, Verbs, open_verbs, verdict
 
 
@@ -234,3 +236,48 @@ def test_enqueueing_costs_the_same_whatever_has_been_claimed(db: Verbs, fresh_ds
         sql = "SELECT * FROM skiplock.enqueue_flow('{t}', '{\"{}\"}', '{default}', ARRAY['{\"fair\": \"A\"}']::jsonb[])"
         [[[plan]]] = db.rows(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {sql}")
         assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 250
+
+
+# --- half a million ---------------------------------------------------------------------------------------------------
+
+BACKLOG = 500_000
+TENANTS = 1000
+FILL = f"""INSERT INTO skiplock.jobs_ready (id, position, state, enqueued_at, max_attempts, task, args, queue, priority, flow)
+SELECT n, n / 5, 'ready', now(), 10, 't', '{{}}', 'default', 0,
+       jsonb_build_object('fair', 't' || CASE WHEN n % 2 = 0 THEN 0 ELSE n % {TENANTS} END) FROM generate_series(1, {BACKLOG}) n"""
+FLOWS = {"one": ["t0"], "a new key": ["new"], "100 of one key": ["t0"] * 100, "100 keys": [f"t{n}" for n in range(100)]}
+BUDGETS = {"one": 45, "a new key": 45, "100 of one key": 1_400, "100 keys": 2_300}
+
+
+@pytest.fixture(scope="module")
+def full(template_server: str) -> Iterator[Planner]:
+    database = clone(template_server)
+    with connect(database) as c:
+        indexes = c.execute(
+            "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'skiplock' AND tablename = 'jobs_ready'"
+        ).fetchall()
+        c.execute("ALTER TABLE skiplock.jobs_ready SET (autovacuum_enabled = off)")
+        for name, _ in indexes:
+            c.execute(f"DROP INDEX skiplock.{name}")
+        c.execute(FILL)
+        for _, definition in indexes:
+            c.execute(definition)
+        c.execute("SELECT setval('skiplock.job_numbers', %s)", [BACKLOG])
+        c.execute("ANALYZE skiplock.jobs_ready")
+        yield Planner(c)
+    drop(template_server, database)
+
+
+@pytest.mark.parametrize("leaning", LEANINGS)
+def test_enqueueing_into_a_line_of_half_a_million(full: Planner, leaning: str) -> None:
+    """Whatever the planner has been told. Take MATERIALIZED out of _fair_places to see it fail."""
+    excess = []
+    for told in (NEVER, NO_ROWS, ONE_ROW, CORRECT):
+        with full.believing(told, leaning):
+            for name, keys in FLOWS.items():
+                n = len(keys)
+                flows = [json.dumps({"fair": found}) for found in keys]
+                sql = "SELECT * FROM skiplock.enqueue_flow(%s, %s::json[], %s, %s::jsonb[])"
+                verb = Verb(name, sql, (["t"] * n, ["{}"] * n, ["default"] * n, flows), n, BUDGETS[name])
+                excess.append(full.excess(verb) and f"{told}: {full.excess(verb)}")
+    assert [found for found in excess if found] == []

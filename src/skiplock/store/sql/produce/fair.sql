@@ -18,10 +18,10 @@ AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    WITH job AS (
+    WITH job AS MATERIALIZED (  -- all of them: else what is found out for a key is found out for each of its jobs
         SELECT u.*, row_number() OVER (PARTITION BY u.queue, u.priority, u.key ORDER BY u.nth) - 1 AS behind
         FROM unnest($1, $2, $3, $4, $5) WITH ORDINALITY AS u (id, queue, priority, key, weight, nth)
-    ), line AS (
+    ), line AS MATERIALIZED (
         SELECT d.queue, d.priority, (SELECT s.last_value FROM skiplock.job_numbers s) - d.jobs + 1 AS start,
                -- From where claims had got to on: what lies before may be full of dead entries.
                (SELECT r.position FROM skiplock.jobs_ready r
@@ -29,7 +29,7 @@ BEGIN
                   AND r.position >= coalesce((SELECT l.position FROM skiplock.lanes l WHERE l.queue = d.queue AND l.priority = d.priority), 0)
                 ORDER BY r.position LIMIT 1) AS head
         FROM (SELECT j.queue, j.priority, count(*) AS jobs FROM job j GROUP BY 1, 2) d
-    ), tail AS (
+    ), tail AS MATERIALIZED (
         SELECT d.queue, d.priority, d.key, d.weight, l.start, l.head,
                -- Only what stands behind the head counts; without that bound this would walk all that the key ever had in line.
                (SELECT r.position FROM skiplock.jobs_ready r
@@ -38,7 +38,7 @@ BEGIN
                 ORDER BY r.position DESC LIMIT 1) AS last
         FROM (SELECT j.queue, j.priority, j.key, min(j.weight) AS weight FROM job j GROUP BY 1, 2, 3) d
         JOIN line l ON l.queue = d.queue AND l.priority = d.priority
-    ), begun AS (
+    ), begun AS MATERIALIZED (
         SELECT t.queue, t.priority, t.key,
                coalesce(t.last, t.head + greatest(1, floor(1 / t.weight)), t.start)::bigint AS base,
                -- With a weight above one several jobs share a place: how many already do. (So do some of producers that did not
