@@ -26,14 +26,15 @@ def _commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str,
 
 
 COMMANDS = _commands(cli)
-GROUPS = {("jobs",), ("queues",), ("limits",), ("workers",), ("schedules",), ("db",)}
+GROUPS = {("jobs",), ("queues",), ("tasks",), ("limits",), ("workers",), ("schedules",), ("db",)}
 
 
 def test_all_commands_are_there():
     names = {" ".join(path) for path in COMMANDS}
     assert names >= {
         *("demo", "dev", "worker", "enqueue", "jobs list", "jobs show", "jobs retry", "jobs cancel", "jobs delete"),
-        *("queues list", "queues pause", "queues resume", "queues limit", "workers list"),
+        *("queues list", "queues pause", "queues resume", "queues limit", "queues bound", "queues age", "workers list"),
+        *("tasks list", "tasks pause", "tasks resume"),
         *("limits list", "limits show", "limits set", "limits unset"),
         *[
             f"schedules {act}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skiplock.core.cursor import FIRST_FULL, FORGET_AFTER, MAX_LANES, SHARE, ClaimCursor
+from skiplock.core.cursor import BACK, FIRST_FULL, FORGET_AFTER, MAX_LANES, SHARE, ClaimCursor
 
 
 def seen(*jobs: tuple[str, int, int], at: float = 0.0) -> ClaimCursor:
@@ -45,6 +45,17 @@ def test_a_released_job_seen_again_keeps_its_lane_alive() -> None:
     cursor = seen(("q", 0, 9))
     cursor.saw([("q", 0, 3)], FORGET_AFTER)
     assert cursor.plan(FORGET_AFTER + 1) == [("q", 0, 9)]
+
+
+def test_it_goes_back_to_where_a_whole_claim_found_jobs() -> None:
+    """They may be the first of many; but not so far that the next claim would walk over a whole history of dead entries."""
+    cursor = seen(("q", 0, 2 * BACK), ("r", 0, 5))
+    cursor.saw([("q", 0, 3), ("q", 0, 2)], 1.0, whole=True)
+    assert cursor.plan(1.0) == [("q", 0, 2 * BACK), ("r", 0, 5)]
+    cursor.saw([("q", 0, BACK + 2), ("q", 0, BACK + 3)], 1.0, whole=True)
+    assert cursor.plan(1.0) == [("q", 0, BACK + 3), ("r", 0, 5)]
+    cursor.saw([("q", 0, BACK + 1)], 1.0)
+    assert cursor.plan(1.0) == [("q", 0, BACK + 3), ("r", 0, 5)]
 
 
 def test_lanes_are_bounded() -> None:

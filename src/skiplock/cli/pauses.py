@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from skiplock.cli.database import connected
 from skiplock.cli.look import clock, emit, say
@@ -17,11 +18,15 @@ T = TypeVar("T")
 
 
 def pause_options(function: F) -> F:
-    """--for and --until, as `length` and `until`."""
-    function = option("--until", type=Moment(), metavar="TIME", help="Until then, as in 2027-03-01T09:00+01:00.")(
-        function
-    )
-    return option("--for", "length", metavar="TIME", help="For that long, as in 30m or 1h30m.")(function)
+    """--for and --until, handed over as `length` and `until`: no parameter can be called `for`, and its variable must be."""
+
+    @option("--for", "for", metavar="TIME", help="For that long, as in 30m or 1h30m.")
+    @option("--until", type=Moment(), metavar="TIME", help="Until then, as in 2027-03-01T09:00+01:00.")
+    @functools.wraps(function)
+    def handed_over(*args: Any, **given: Any) -> Any:
+        return function(*args, length=given.pop("for"), **given)
+
+    return cast("F", handed_over)
 
 
 def act_on(place: Place, names: Sequence[str], kind: str, call: Callable[[str], Call[T]]) -> list[tuple[str, T]]:

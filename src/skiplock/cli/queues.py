@@ -127,7 +127,7 @@ def _note(queue: QueueRecord) -> Text:
 
 def _queue_table(queues: Sequence[QueueRecord]) -> Table:
     numbers = ("waiting", "ready", "running", "dead")
-    found = table("queue", *numbers, "oldest ready", "", right=(*numbers, "oldest ready"), flexible=("queue",))
+    found = table("queue", *numbers, "oldest ready", "", right=(*numbers, "oldest ready"), flexible=("queue", ""))
     styles = {"running": "blue", "dead": "red"}
     for queue in queues:
         counts = [(getattr(queue, name), styles.get(name, "")) for name in numbers]

@@ -16,6 +16,7 @@ from skiplock.core.share import Share
 SHARE = 0.05  # of the time, for claims without cursor, beyond what a claim with cursor costs
 FORGET_AFTER = 30.0  # seconds without a job: a lane is dropped, the claim without cursor will find it again
 MAX_LANES = 200
+BACK = 10_000  # positions that a cursor may go back to where a claim without cursor found jobs: so many dead entries are walked once
 FIRST_FULL = 1.0  # seconds that a worker which knows where others had got to works on before it looks from the left end
 
 
@@ -62,18 +63,27 @@ class ClaimCursor:
         if self.seeded:
             self.seeded, self.full.next_at = False, now
 
-    def saw(self, jobs: Iterable[tuple[str, int, int]], now: float) -> None:
-        """(queue, priority, position) of what a claim returned."""
-        lanes = self.lanes
+    def saw(self, jobs: Iterable[tuple[str, int, int]], now: float, *, whole: bool = False) -> None:
+        """(queue, priority, position) of what a claim returned. `whole`: it searched from the left end.
+
+        Such a claim may find a whole stretch of line that lies before the cursor (jobs with a fair key are put near the head
+        of the line, and claims go on until they are there to be seen). The next claim goes on from there: while only each
+        second one did, those jobs had half of their turns.
+        """
+        lanes, furthest = self.lanes, dict[tuple[str, int], int]()
         for queue, priority, position in jobs:
-            lane = lanes.get((queue, priority))
+            key = queue, priority
+            if position > furthest.get(key, -1):
+                furthest[key] = position
+        for key, position in furthest.items():
+            lane = lanes.get(key)
             if lane is None:
                 if len(lanes) < MAX_LANES:
-                    lanes[queue, priority] = Lane(position, now)
-            elif position > lane.position:
-                lane.position, lane.seen_at = position, now
-            else:
-                lane.seen_at = now
+                    lanes[key] = Lane(position, now)
+                continue
+            lane.seen_at = now
+            if position > lane.position or (whole and position >= lane.position - BACK):
+                lane.position = position
 
     def plan(self, now: float) -> list[tuple[str, int, int]]:
         """The lanes to search, best priority first within a queue."""

@@ -15,7 +15,10 @@ from skiplock.store.schema import render
 
 MOST_DEPTH = 1_000_000  # jobs that an enqueue may have to count
 MOST_AGE = 31_622_400.0  # seconds
-_PAUSE = "SELECT skiplock.pause_{what}($1::text, $2::text::float8, $3::text::timestamptz)"
+_PAUSES = {
+    "queue": "SELECT skiplock.pause_queue($1::text, $2::text::float8, $3::text::timestamptz)",
+    "task": "SELECT skiplock.pause_task($1::text, $2::text::float8, $3::text::timestamptz)",
+}
 _PAUSED_TASKS = """SELECT t.task, t.paused_at, t.resume_at FROM skiplock.paused_tasks t
 WHERE t.resume_at IS NULL OR t.resume_at > skiplock.now() ORDER BY t.task LIMIT 1000"""
 
@@ -96,7 +99,7 @@ def _pause(what: str, name: str, schema: str, length: Duration | None, until: da
         found: datetime | None = rows[0][0]
         return found
 
-    return Call(render(_PAUSE.format(what=what), schema), params, read)
+    return Call(render(_PAUSES[what], schema), params, read)
 
 
 def _tasks(rows: Sequence[Row]) -> list[PausedTask]:

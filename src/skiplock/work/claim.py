@@ -75,7 +75,7 @@ class Claimer:
         self.cursor.full.spent(full, done - now, done)
         if not jobs and not full:
             self.cursor.was_dry(done)
-        self.cursor.saw(((j.queue, j.priority, j.position) for j in jobs), done)
+        self.cursor.saw(((j.queue, j.priority, j.position) for j in jobs), done, whole=full)
         return jobs, full
 
     async def claim_suspects(self, worker: int, rooms: Mapping[str, int], *, alone: bool) -> list[Job]:
