@@ -278,6 +278,30 @@ def test_a_queue_far_from_its_bound_costs_little_under_an_old_snapshot(db: Verbs
         assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 150
 
 
+def test_a_queue_is_not_counted_at_each_enqueue(db: Verbs) -> None:
+    """Far from its bound, a look at what it held and at the numbers drawn since will do. Take the CONTINUE out of depth.sql to see
+    it fail."""
+    db.rows("SELECT skiplock.bound_queue('default', 20000)")
+    many(db, ["default"] * 5000)
+    db.enqueue()
+    [[[plan]]] = db.rows("EXPLAIN (ANALYZE, BUFFERS, FORMAT json) SELECT skiplock.enqueue('t')")
+    assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 100
+    many(db, ["other"] * 14_990)  # so many more might be there as well
+    many(db, ["default"] * 14_998)
+    with pytest.raises(psycopg.Error, match="holds 20000 jobs, and 1 more"):
+        db.enqueue()
+
+
+def test_what_was_counted_is_never_waited_for(db: Verbs, fresh_dsn: str) -> None:
+    """A producer's transaction may stay open. Take SKIP LOCKED out of depth.sql to see it fail."""
+    db.rows("SELECT skiplock.bound_queue('default', 1000)")
+    with open_verbs(fresh_dsn) as other, other.transaction():
+        other.enqueue()
+        db.rows("SET lock_timeout = '1s'")
+        db.enqueue()
+        db.rows("SELECT skiplock.bound_queue('default', 2000)")
+
+
 # --- ageing -----------------------------------------------------------------------------------------------------------
 
 

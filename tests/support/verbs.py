@@ -24,7 +24,7 @@ from psycopg.rows import namedtuple_row
 from tests.support.databases import connect
 
 T = TypeVar("T")
-FLOW = ("uniques", "slots", "meters", "limits", "nudges", "paused_tasks", "ageing")
+FLOW = ("uniques", "slots", "meters", "limits", "nudges", "paused_tasks", "ageing", "depths")
 TABLES = ("jobs", "payloads", "attempts", "steps", "cancellations", "workers", "queues", "schedules", *FLOW)
 _CLAIMED = "id, job_lease AS lease, queue, priority, position, task, attempt, losses"
 

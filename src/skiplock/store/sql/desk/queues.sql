@@ -74,6 +74,9 @@ BEGIN
         RAISE EXCEPTION 'queue %: bound %: must be from 1 to 1000000', left($1, 100), $2 USING ERRCODE = 'SK001';
     END IF;
     INSERT INTO skiplock.queues AS q (name, max_depth) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET max_depth = excluded.max_depth;
+    -- Out of date from the start, so that the next enqueue counts.
+    INSERT INTO skiplock.depths (queue, counted, number) SELECT $1, 0, -9223372036854775808 / 2
+    WHERE $2 IS NOT NULL AND NOT EXISTS (SELECT FROM skiplock.depths d WHERE d.queue = $1) ON CONFLICT DO NOTHING;
 END $$;
 
 -- Let the queue's ready jobs rise by one in priority for each so many seconds (see upkeep/queues.sql); NULL: no longer. What has

@@ -20,6 +20,13 @@ CREATE TABLE skiplock.ageing (
     look_at timestamptz NOT NULL                      -- when the leader looks at it next
 );
 
+-- What a bounded queue held when it was counted last, and the number drawn latest by then. Written by enqueues, and never waited for.
+CREATE TABLE skiplock.depths (
+    queue   text    PRIMARY KEY,
+    counted integer NOT NULL,
+    number  bigint  NOT NULL
+) WITH (fillfactor = 50);
+
 -- A bounded queue counts what waits in it.
 CREATE INDEX jobs_waiting_queue ON skiplock.jobs_waiting (queue);
 
@@ -29,7 +36,7 @@ DECLARE
     v_grant text;
 BEGIN
     FOR v_grant IN
-        SELECT 'GRANT ' || string_agg(r.privilege_type, ', ') || ' ON skiplock.paused_tasks, skiplock.ageing TO '
+        SELECT 'GRANT ' || string_agg(r.privilege_type, ', ') || ' ON skiplock.paused_tasks, skiplock.ageing, skiplock.depths TO '
                || CASE r.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
         FROM pg_class c, aclexplode(c.relacl) r
         WHERE c.oid = 'skiplock.queues'::regclass AND r.grantee <> c.relowner GROUP BY r.grantee

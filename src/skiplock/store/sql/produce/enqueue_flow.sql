@@ -74,10 +74,10 @@ BEGIN
     ), ready AS (
         INSERT INTO skiplock.jobs_ready
             (id, position, enqueued_at, run_at, attempt, max_attempts, priority, state, queue, task, args, tags, meta, options, flow, expires_at)
-        SELECT x.id, coalesce(x.place, (SELECT f.place FROM fair f WHERE f.id = x.id), CASE WHEN x.attempt IS NULL THEN x.id ELSE nextval('skiplock.job_numbers') END),
+        SELECT x.id, coalesce(x.place, f.place, CASE WHEN x.attempt IS NULL THEN x.id ELSE nextval('skiplock.job_numbers') END),
                x.since, x.due, coalesce(x.attempt, 0), x.max_attempts, x.priority, 'ready', x.queue, x.task, x.args, x.tags, x.meta,
                x.options, x.rules, x.expires_at
-        FROM n x WHERE NOT coalesce(x.rules ? 'limits', false) AND (x.due <= v_now OR x.due IS NULL)
+        FROM n x LEFT JOIN fair f ON f.id = x.id WHERE NOT coalesce(x.rules ? 'limits', false) AND (x.due <= v_now OR x.due IS NULL)
     ), waiting AS (
         INSERT INTO skiplock.jobs_waiting
             (id, position, enqueued_at, run_at, attempt, max_attempts, priority, state, queue, task, args, tags, meta, options, flow,

@@ -498,7 +498,7 @@ BEGIN
              tags, meta, options, error, flow, expires_at)
         SELECT p.id, p.place, p.lease, p.enqueued_at, p.run_at, p.attempt, p.max_attempts, p.priority, p.losses, 'ready',
                p.queue, p.task, p.args, p.tags, p.meta, p.options, p.error, p.flow - 'turned', p.expires_at
-        FROM (SELECT coalesce((SELECT f.place FROM fair f WHERE f.id = d.id), d.number) AS place, d.* FROM drawn d ORDER BY d.number) p
+        FROM (SELECT coalesce(f.place, d.number) AS place, d.* FROM drawn d LEFT JOIN fair f ON f.id = d.id ORDER BY d.number) p
         RETURNING j.queue
     )
     SELECT count(*)::integer, array_agg(DISTINCT e.queue) INTO number, queues FROM entered e;

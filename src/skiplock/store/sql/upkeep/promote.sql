@@ -45,10 +45,10 @@ BEGIN
         INSERT INTO skiplock.jobs_ready AS j
             (id, position, lease, enqueued_at, run_at, attempt, max_attempts, priority, losses, state, queue, task, args,
              tags, meta, options, error, flow, expires_at)
-        SELECT p.id, CASE WHEN p.flow ? 'fair' THEN (SELECT f.place FROM fair f WHERE f.id = p.id) ELSE p.place END,
+        SELECT p.id, coalesce(f.place, p.place),
                p.lease, p.enqueued_at, p.run_at, p.attempt, p.max_attempts, p.priority, p.losses, 'ready',
                p.queue, p.task, p.args, p.tags, p.meta, p.options, p.error, p.flow, p.expires_at
-        FROM placed p WHERE p.line IS NULL
+        FROM placed p LEFT JOIN fair f ON f.id = p.id WHERE p.line IS NULL
         RETURNING j.queue
     ), stopped AS (
         INSERT INTO skiplock.jobs_waiting
