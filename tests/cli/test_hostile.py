@@ -132,7 +132,9 @@ def test_names_of_any_printable_text(invoke, name):
     assert done.code == 0
     for option in ("--queue", "--task", "--tag"):
         assert [job["id"] for job in invoke("jobs", "list", "--json", option, name).json["jobs"]] == [done.json["id"]]
-    assert invoke("queues", "pause", name, "--json").json == {"queues": [{"name": name, "paused": True}]}
+    assert invoke("queues", "pause", name, "--json").json == {
+        "queues": [{"name": name, "paused": True, "resume_at": None}]
+    }
     paused = [queue["name"] for queue in invoke("queues", "list", "--json").json["queues"] if queue["paused"]]
     assert paused == [name]
     assert invoke("queues", "resume", name).code == 0

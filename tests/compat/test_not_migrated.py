@@ -48,11 +48,13 @@ async def test_it_is_a_schema_error(old_dsn: str) -> None:
 
 
 def test_new_producers_may_come_first(old_dsn: str) -> None:
-    """What they send has not changed, so nothing forces web servers to wait for the migration."""
+    """What they send has not changed, so nothing forces web servers to wait for the migration. What they read has."""
     with Skiplock(old_dsn) as app:
 
         @app.task(name="t")
         def work() -> None: ...
 
         job = work.enqueue()
-        assert job.get().state == "ready"
+        assert run(old_dsn, "SELECT id, state FROM skiplock.jobs") == [(job.id, "ready")]
+        with pytest.raises(SchemaError, match="skiplock db migrate"):
+            job.get()

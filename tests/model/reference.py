@@ -59,13 +59,14 @@ class Tables:
         """The job that each row stands for, and of which row each job that was written is. `ids`: as the server drew them."""
         answers, written = [], {}
         before = set(self.jobs)
+        replaced: dict[int, Job] = {}  # by several rows, perhaps: only what the last one says is written
         for nth, (job, job_id) in enumerate(zip(new, ids, strict=True)):
             there = self.holder(job.unique)
             assert there is not None or job_id not in before, f"job {job_id} is there already"
             if there is None:
                 self._write(job, job_id, None)
             elif job.replaces and there.state != "running":
-                self._write(job, there.id, None if there.id not in before else there)
+                self._write(job, there.id, replaced.setdefault(there.id, there) if there.id in before else None)
             else:
                 answers.append(there.id)
                 continue

@@ -48,7 +48,7 @@ def test_a_claim_that_commits_while_its_worker_is_given_up_is_not_taken_along(
         door.rows("LOCK TABLE skiplock.attempts IN SHARE MODE")  # where it will have looked and not yet written
         thread = threading.Thread(target=give_up)
         thread.start()
-        eventually(lambda: db.value("SELECT count(*) FROM pg_locks WHERE relation = 'skiplock.attempts'::regclass AND NOT granted"))  # fmt: skip
+        eventually(lambda: db.value("SELECT count(*) FROM pg_locks WHERE database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND relation = 'skiplock.attempts'::regclass AND NOT granted"))  # fmt: skip
         assert [job.id for job in db.claim(worker)] == [late]
         if cancelled:
             db.rows("SELECT * FROM skiplock.cancel(%s)", late)

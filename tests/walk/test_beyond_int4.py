@@ -65,6 +65,7 @@ def test_no_counter_is_of_four_bytes(db: Verbs) -> None:
         "burst",
         "missed_most",
         "waiting_most",
+        "max_depth",
     }
     assert {column for _, column in narrow} <= allowed
     sequences = db.rows(

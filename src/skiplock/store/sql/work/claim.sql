@@ -144,10 +144,12 @@ DECLARE
 BEGIN
     SELECT array_agg(p.place), array_agg(DISTINCT p.queue) FILTER (WHERE p.limited) INTO v_places, v_limited FROM (
         SELECT picked.place, q.queue, q.limited
-        FROM unnest($3, $4) AS u (queue, room) LEFT JOIN skiplock.queues p ON p.name = u.queue,
+        FROM unnest($3, $4) AS u (queue, room),
+             -- In here, so that the queues come in the order given.
              LATERAL (SELECT u.queue, p.slots IS NOT NULL AS limited,
                              CASE WHEN p.paused_at IS NOT NULL AND (p.resume_at IS NULL OR p.resume_at > v_now) THEN 0
-                                  WHEN p.slots IS NOT NULL THEN skiplock._queue_room(u.queue, u.room) ELSE u.room END AS room OFFSET 0) q,
+                                  WHEN p.slots IS NOT NULL THEN skiplock._queue_room(u.queue, u.room) ELSE u.room END AS room
+                      FROM (SELECT) one LEFT JOIN skiplock.queues p ON p.name = u.queue OFFSET 0) q,
              LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
                       WHERE r.queue = q.queue AND r.losses > 0 AND r.task = ANY ($5) AND r.task <> ALL (ARRAY(
                           SELECT t.task FROM skiplock.paused_tasks t WHERE t.resume_at IS NULL OR t.resume_at > v_now))
