@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DOUBTFUL = 0.5  # seconds: more than the dear form takes but under an old snapshot of hours
+CONFIRM_AFTER = 2.0  # seconds
+
 
 @dataclass(slots=True)
 class Share:
@@ -19,6 +22,8 @@ class Share:
     share: float
     next_at: float = 0.0
     usual: float = 0.0  # what the cheap form takes, smoothed
+    confirms: bool = False  # a large measurement counts only when the next one confirms it
+    doubted: bool = False  # the latest measurement was so large that it has to be confirmed
 
     def is_due(self, now: float) -> bool:
         """Whether the dear form may be used."""
@@ -32,12 +37,22 @@ class Share:
             # Nothing to compare with yet: let one of the cheap form run soon and show the difference.
             self.next_at = now + min(seconds, 0.05)
         else:
-            self.next_at = now + max(0.0, seconds - self.usual * 1.5 - 0.0005) / self.share
+            self._wait(seconds, now)
 
     def failed(self, seconds: float, now: float) -> None:
         """The dear form took that long and came to nothing (a statement_timeout, say): the cheap one must have its turn."""
-        self.next_at = now + max(0.0, seconds - self.usual * 1.5 - 0.0005) / self.share
+        self._wait(seconds, now)
+
+    def _wait(self, seconds: float, now: float) -> None:
+        """One large measurement may be of something else, a process stopped or a laptop asleep meanwhile: at a hundredth of the
+        time, three such seconds would be five minutes without a look. For a heart, which looks seldom, it counts in full only if
+        the next one confirms it; claims, which go on by their cursors, keep strictly within their share.
+        """
+        wait = max(0.0, seconds - self.usual * 1.5 - 0.0005) / self.share
+        self.doubted = self.confirms and seconds > DOUBTFUL and not self.doubted
+        self.next_at = now + (min(wait, CONFIRM_AFTER) if self.doubted else wait)
 
     def reset(self) -> None:
         """Start afresh."""
         self.next_at = self.usual = 0.0
+        self.doubted = False

@@ -181,8 +181,8 @@ class Heart(threading.Thread):
         self._leader = False
         # What a beat looks for beyond need can wait until the second one: a worker that starts has its claims to look with.
         self._beats = 0
-        self._looks = Share(LOOK_SHARE, usual=USUAL)
-        self._whole = Share(LOOK_SHARE, usual=USUAL)  # promotes that look at all that waits
+        self._looks = Share(LOOK_SHARE, usual=USUAL, confirms=True)
+        self._whole = Share(LOOK_SHARE, usual=USUAL, confirms=True)  # promotes that look at all that waits
         self._errands: deque[Call[None]] = deque(errands)
         self._in_vain = 0  # promotes in a row that moved nothing although something was due
         self._promoted_to: float | None = None  # monotonic time until when all that was due has been promoted
