@@ -61,6 +61,8 @@ class Task(Generic[P, R]):
         self._app = app
         self.spec = spec
         self._options = options or Options()
+        flow = spec.flow if self._options.flow is NO_RULES else self._options.flow.over(spec.flow)
+        self._flow = None if flow is NO_RULES or flow == NO_RULES else flow
         self.__doc__ = spec.function.__doc__
         self.__name__ = getattr(spec.function, "__name__", spec.name)
         self.__wrapped__ = spec.function
@@ -130,6 +132,11 @@ class Task(Generic[P, R]):
         `unique=False` lift what the task says. `wait`: for room in a bounded queue (see `enqueue`), not with `connection`.
         Raises OptionError naming the value.
         """
+        flow = self._options.flow
+        if not (unique is None and limits is None and fair_key is None and weight is None and expires is None):
+            rules = flow_of(unique, limits, fair_key, weight, expires)
+            check_parameters(rules, self.spec.codec.names, self.spec.name)
+            flow = rules.over(flow)
         given = Options(
             connection,
             None if queue is None else check_name(queue, "queue"),
@@ -141,22 +148,20 @@ class Task(Generic[P, R]):
             backoff,
             None if tags is None else check_tags(tags),
             None if meta is None else plain_json(dict(meta), "meta", MAX_META_BYTES),
-            flow_of(unique, limits, fair_key, weight, expires).over(self._options.flow),
+            flow,
             None if wait is None else seconds(wait, "wait"),
         )
-        check_parameters(given.flow, self.spec.codec.names, self.spec.name)
         changed = {f.name: getattr(given, f.name) for f in fields(Options) if getattr(given, f.name) is not None}
         options = replace(self._options, **changed)
         if options.delay is not None and options.at is not None:
             raise OptionError(f"delay={options.delay!r} and at={options.at.isoformat()}: give one of them")
-        room_wait(options.wait, options.connection)
+        room_wait(options.wait, options.connection)  # refuses the two together
         return Task(self._app, self.spec, options)
 
     def _job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
         spec, options = self.spec, self._options
         stored = spec.codec.encode(args, kwargs, limit=self._app.settings.max_args_bytes)
         queue = spec.queue if options.queue is None else options.queue
-        flow = options.flow.over(spec.flow)
         return NewJob(
             spec.name,
             stored,
@@ -168,7 +173,7 @@ class Task(Generic[P, R]):
             spec.tags if options.tags is None else options.tags,
             options.meta,
             _rare(options),
-            None if flow == NO_RULES else flow_json(flow, spec.name, queue, spec.codec.named(stored)),
+            None if self._flow is None else flow_json(self._flow, spec.name, queue, spec.codec.named(stored)),
         )
 
 

@@ -65,7 +65,7 @@ encode_value = _encode = msgspec.json.Encoder(enc_hook=_to_json).encode
 class ArgsCodec:
     """Encodes and decodes the arguments of one task. Build it with `ArgsCodec.of`."""
 
-    __slots__ = ("_close", "_decode", "_function", "_names", "_optional", "_parameters", "_struct", "task")
+    __slots__ = ("_close", "_decode", "_defaults", "_function", "_names", "_optional", "_parameters", "_struct", "task")
 
     def __init__(self, function: Callable[..., Any], task: str, parameters: tuple[Parameter, ...]) -> None:
         self.task = task
@@ -73,6 +73,7 @@ class ArgsCodec:
         self._parameters = parameters
         self._names = tuple(p.name for p in parameters)
         self._optional = tuple(p.name for p in parameters if p.optional)
+        self._defaults: dict[str, Any] | None = None  # of the optional ones, once they are asked for
         self._close: frozenset[str] = frozenset()  # parameters to be compared in detail
         self._struct: Any = None  # None until the annotations could be resolved
         self._decode: Callable[[str | bytes], Any]
@@ -142,8 +143,10 @@ class ArgsCodec:
 
     def named(self, raw: str) -> dict[str, Any]:
         """All arguments by name, as the function would see them: those that were omitted have their defaults."""
-        parameters = inspect.signature(self._function).parameters
-        return {name: parameters[name].default for name in self._optional} | self.decode(raw)
+        if self._defaults is None:
+            parameters = inspect.signature(self._function).parameters
+            self._defaults = {name: parameters[name].default for name in self._optional}
+        return self._defaults | self.decode(raw)
 
     # --- building ---
 

@@ -70,12 +70,8 @@ class ClaimCursor:
         of the line, and claims go on until they are there to be seen). The next claim goes on from there: while only each
         second one did, those jobs had half of their turns.
         """
-        lanes, furthest = self.lanes, dict[tuple[str, int], int]()
-        for queue, priority, position in jobs:
-            key = queue, priority
-            if position > furthest.get(key, -1):
-                furthest[key] = position
-        for key, position in furthest.items():
+        lanes = self.lanes
+        for key, position in _furthest(jobs).items():
             lane = lanes.get(key)
             if lane is None:
                 if len(lanes) < MAX_LANES:
@@ -97,3 +93,19 @@ class ClaimCursor:
         self.told.clear()
         self.seeded = False
         self.full.reset()
+
+
+def _furthest(jobs: Iterable[tuple[str, int, int]]) -> dict[tuple[str, int], int]:
+    """The largest position in each lane. Jobs come lane by lane, so that most of them cost two comparisons."""
+    found: dict[tuple[str, int], int] = {}
+    in_queue, in_priority, largest = "", 0, -1
+    for queue, priority, position in jobs:
+        if queue != in_queue or priority != in_priority:
+            found[in_queue, in_priority] = largest
+            in_queue, in_priority = queue, priority
+            largest = found.get((queue, priority), -1)
+        if position > largest:
+            largest = position
+    found[in_queue, in_priority] = largest
+    found.pop(("", 0), None)  # where it began; no queue has an empty name
+    return found

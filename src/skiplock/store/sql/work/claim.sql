@@ -29,35 +29,33 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_now timestamptz := skiplock.now();
+    v_tasks text[] := skiplock._not_paused($5, v_now);
     v_places tid[];
-    v_limited text[];
 BEGIN
     IF $6 IS NULL THEN
-        SELECT array_agg(picked.place), array_agg(DISTINCT q.queue) FILTER (WHERE q.limited) INTO v_places, v_limited
+        SELECT array_agg(picked.place) INTO v_places
         FROM unnest($3, $4) AS u (queue, room) LEFT JOIN skiplock.queues p ON p.name = u.queue,
-                 LATERAL (SELECT u.queue, p.slots IS NOT NULL AS limited,
+                 LATERAL (SELECT u.queue,
                                  CASE WHEN p.paused_at IS NOT NULL AND (p.resume_at IS NULL OR p.resume_at > v_now) THEN 0
                                       WHEN p.slots IS NOT NULL THEN skiplock._queue_room(u.queue, u.room) ELSE u.room END AS room OFFSET 0) q,
                  LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
-                          WHERE r.queue = q.queue AND r.losses = 0 AND r.task = ANY ($5) AND r.task <> ALL (ARRAY(
-                              SELECT t.task FROM skiplock.paused_tasks t WHERE t.resume_at IS NULL OR t.resume_at > v_now))
+                          WHERE r.queue = q.queue AND r.losses = 0 AND r.task = ANY (v_tasks)
                             AND (r.expires_at IS NULL OR r.expires_at > v_now)
                           ORDER BY r.priority DESC, r.position
                           LIMIT q.room FOR UPDATE SKIP LOCKED) picked
         WHERE u.room > 0;
     ELSE
         -- Nested loops pull one lane after the other, and the outer limit stops them: what is not needed is not locked.
-        SELECT array_agg(picked.place), array_agg(DISTINCT q.queue) FILTER (WHERE q.limited) INTO v_places, v_limited
+        SELECT array_agg(picked.place) INTO v_places
         FROM unnest($3, $4) AS u (queue, room) LEFT JOIN skiplock.queues p ON p.name = u.queue,
-                 LATERAL (SELECT u.queue, p.slots IS NOT NULL AS limited,
+                 LATERAL (SELECT u.queue,
                                  CASE WHEN p.paused_at IS NOT NULL AND (p.resume_at IS NULL OR p.resume_at > v_now) THEN 0
                                       WHEN p.slots IS NOT NULL THEN skiplock._queue_room(u.queue, u.room) ELSE u.room END AS room OFFSET 0) q,
                  LATERAL (SELECT seen.place
                           FROM unnest($6, $7, $8) AS lane (queue, priority, position),
                                LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
                                         WHERE r.queue = lane.queue AND r.priority = lane.priority
-                                          AND r.position >= lane.position AND r.losses = 0 AND r.task = ANY ($5) AND r.task <> ALL (ARRAY(
-                              SELECT t.task FROM skiplock.paused_tasks t WHERE t.resume_at IS NULL OR t.resume_at > v_now))
+                                          AND r.position >= lane.position AND r.losses = 0 AND r.task = ANY (v_tasks)
                                           AND (r.expires_at IS NULL OR r.expires_at > v_now)
                                         ORDER BY r.position
                                         LIMIT q.room FOR UPDATE SKIP LOCKED) seen
@@ -68,8 +66,23 @@ BEGIN
     IF v_places IS NULL THEN
         RETURN;
     END IF;
-    RETURN QUERY SELECT * FROM skiplock._start($1, $2, v_places, v_now, v_limited);
+    RETURN QUERY SELECT * FROM skiplock._start($1, $2, v_places, v_now, skiplock._limited($3));
 END $$;
+
+-- Those of the tasks that are not paused.
+CREATE OR REPLACE FUNCTION skiplock._not_paused(tasks text[], at timestamptz) RETURNS text[]
+LANGUAGE sql STABLE
+AS $$
+    SELECT CASE WHEN EXISTS (SELECT FROM skiplock.paused_tasks)
+        THEN ARRAY(SELECT u.task FROM unnest($1) AS u (task)
+                   WHERE NOT EXISTS (SELECT FROM skiplock.paused_tasks t WHERE t.task = u.task AND (t.resume_at IS NULL OR t.resume_at > $2)))
+        ELSE $1 END
+$$;
+
+-- Those of the queues that have slots of their own. Looked up once a claim: told by each row picked, it cost 0.12 µs a job.
+CREATE OR REPLACE FUNCTION skiplock._limited(queues text[]) RETURNS text[]
+LANGUAGE sql STABLE
+AS $$ SELECT array_agg(p.name) FROM skiplock.queues p WHERE p.name = ANY ($1) AND p.slots IS NOT NULL $$;
 
 -- How many more may start in a queue with slots of its own, at most `room`. One at a time finds out, who holds the queue's row until
 -- the jobs it takes are seen to run: others get nothing meanwhile.
@@ -139,20 +152,19 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_now timestamptz := skiplock.now();
+    v_tasks text[] := skiplock._not_paused($5, v_now);
     v_places tid[];
-    v_limited text[];
 BEGIN
-    SELECT array_agg(p.place), array_agg(DISTINCT p.queue) FILTER (WHERE p.limited) INTO v_places, v_limited FROM (
-        SELECT picked.place, q.queue, q.limited
+    SELECT array_agg(p.place) INTO v_places FROM (
+        SELECT picked.place
         FROM unnest($3, $4) AS u (queue, room),
              -- In here, so that the queues come in the order given.
-             LATERAL (SELECT u.queue, p.slots IS NOT NULL AS limited,
+             LATERAL (SELECT u.queue,
                              CASE WHEN p.paused_at IS NOT NULL AND (p.resume_at IS NULL OR p.resume_at > v_now) THEN 0
                                   WHEN p.slots IS NOT NULL THEN skiplock._queue_room(u.queue, u.room) ELSE u.room END AS room
                       FROM (SELECT) one LEFT JOIN skiplock.queues p ON p.name = u.queue OFFSET 0) q,
              LATERAL (SELECT r.ctid AS place FROM skiplock.jobs_ready r
-                      WHERE r.queue = q.queue AND r.losses > 0 AND r.task = ANY ($5) AND r.task <> ALL (ARRAY(
-                          SELECT t.task FROM skiplock.paused_tasks t WHERE t.resume_at IS NULL OR t.resume_at > v_now))
+                      WHERE r.queue = q.queue AND r.losses > 0 AND r.task = ANY (v_tasks)
                         AND CASE WHEN $6 THEN r.losses > 1 ELSE r.losses = 1 END
                       ORDER BY r.position
                       LIMIT q.room FOR UPDATE SKIP LOCKED) picked
@@ -161,7 +173,7 @@ BEGIN
     IF v_places IS NULL THEN
         RETURN;
     END IF;
-    RETURN QUERY SELECT * FROM skiplock._start($1, $2, v_places, v_now, v_limited);
+    RETURN QUERY SELECT * FROM skiplock._start($1, $2, v_places, v_now, skiplock._limited($3));
 END $$;
 
 -- Give back a claim whose answer never arrived: whatever runs under that lease was not started. Returns how many.
